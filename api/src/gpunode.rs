@@ -155,6 +155,11 @@ pub struct GpuNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = Self::MAX_NUMA_NODES))]
     pub cpus: Vec<NumaNodeCpus>,
+    /// The memory of each NUMA node, sorted by its number. Only if kubelet refuses pods by it: its static memory manager
+    /// runs under a Topology Manager of the policy `restricted` or `single-numa-node`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = Self::MAX_NUMA_NODES))]
+    pub memory: Vec<NumaNodeMemory>,
     /// The last allocations that differ from the grant, newest first, at most [`GpuNodeStatus::MAX_DEVIATIONS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = Self::MAX_DEVIATIONS))]
@@ -192,7 +197,7 @@ impl GpuNodeStatus {
     pub const MAX_DEVIATIONS: usize = 16;
     /// Most problems that are reported.
     pub const MAX_PROBLEMS: usize = 512;
-    /// Most NUMA nodes of a machine with reported CPUs. On a machine with more, no CPUs are reported.
+    /// Most NUMA nodes of a machine with reported CPUs and memory. On a machine with more, none are reported.
     pub const MAX_NUMA_NODES: usize = 12;
 }
 
@@ -301,6 +306,30 @@ pub struct NumaNodeCpus {
     /// CPUs that a container has alone, by kubelet's list.
     #[serde(default)]
     pub held: u32,
+    /// CPUs of a core, if kubelet's CPU manager gives whole cores only (`full-pcpus-only`). CPUs of cores that it has in
+    /// part are then not allocatable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub core: Option<u32>,
+}
+
+/// The memory of a NUMA node under kubelet's static memory manager. Huge pages are not reported.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NumaNodeMemory {
+    /// The kernel's number of the NUMA node.
+    pub node: u32,
+    /// Bytes that kubelet may give to containers: all but those that it reserves.
+    #[serde(default)]
+    pub allocatable_bytes: u64,
+    /// Bytes that containers have, by kubelet's list. Of what they have of several NUMA nodes together, the first are
+    /// counted on the node of the lowest number.
+    #[serde(default)]
+    pub held_bytes: u64,
+    /// The NUMA nodes that each container with memory of this one has its memory of, this one included; none if there
+    /// is no such container.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub group: Vec<u32>,
 }
 
 /// The source of the information that a pod holds devices.

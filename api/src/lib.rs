@@ -26,8 +26,9 @@ pub use gang::{
 };
 pub use gpunode::{
     Deviation, DeviceHealth, DeviceStatus, FaultEvidence, GpuClock, GpuFault, GpuNode, GpuNodeSpec,
-    GpuNodeStatus, GpuProblem, Holder, HolderState, KubeletTopology, NumaNodeCpus, Provenance, ResourceKind,
-    ResourceStatus, SharingPolicy, Slice, TopologyManagerPolicy, TopologyManagerScope,
+    GpuNodeStatus, GpuProblem, Holder, HolderState, KubeletTopology, NumaNodeCpus, NumaNodeMemory,
+    Provenance, ResourceKind, ResourceStatus, SharingPolicy, Slice, TopologyManagerPolicy,
+    TopologyManagerScope,
 };
 pub use grant::{ContainerGrant, ContainerShare, Grant, GrantError};
 pub use ids::{DeviceId, NodeName, PodUid, ResourceName};

@@ -23,7 +23,7 @@ pub use slim::{SlimPod, SlimSpec, SlimStatus};
 
 use crate::watched::Watched;
 use gantry_planner::placement::WrittenRequest;
-use gantry_planner::request::{ContainerCpus, Request, RequestError};
+use gantry_planner::request::{NumaDemand, Request, RequestError};
 
 /// A pod that asks for resources that are watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -191,9 +191,9 @@ impl PodFacts {
         self.request.as_ref().map_or(0, |request| request.devices(resource))
     }
 
-    /// The CPUs that its containers have exclusively.
-    pub fn cpus(&self) -> &[ContainerCpus] {
-        self.request.as_ref().map_or(&[], |request| request.cpus())
+    /// What its containers have of certain NUMA nodes.
+    pub fn numa(&self) -> &[NumaDemand] {
+        self.request.as_ref().map_or(&[], |request| request.numa())
     }
 
     /// Bind order, as far as the API tells after a restart: by the second of binding, then creation, then UID.

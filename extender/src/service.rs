@@ -214,7 +214,7 @@ impl Service {
         }
         asked.retain(|resource| snapshot.managed.contains(resource));
         let request = Request::read(&asked, |resource| spec.containers_asking(resource));
-        let request = request.map(|request| request.with_cpus(&spec.cpu_and_memory()));
+        let request = request.map(|request| request.with_numa(&spec.cpu_and_memory()));
         let annotations = pod.metadata.annotations.iter().flat_map(Quantities::iter);
         let defaults = self.watched.placement(text(pod.metadata.namespace.as_ref()));
         Ok(request.and_then(|request| request.placed_by(annotations, defaults)))

@@ -9,7 +9,7 @@ use gantry_topology::Purpose;
 
 use crate::devices::DeviceSet;
 use crate::kind::{Kind, Sharing, Spot};
-use crate::numa::{Alignment, NumaCpus};
+use crate::numa::{Alignment, NumaNode};
 use crate::shape::{self, Parts, Shape};
 use crate::site::Site;
 
@@ -22,8 +22,8 @@ pub struct Inventory {
     pub pools: Vec<Pool>,
     /// The devices that pods hold, as the plugin reports it.
     pub holders: Vec<Held>,
-    /// The CPUs of each NUMA node, if kubelet refuses pods by them.
-    pub cpus: Vec<NumaCpus>,
+    /// The CPUs and the memory of each NUMA node, if kubelet refuses pods by them.
+    pub numa: Vec<NumaNode>,
     /// The reason of the condition by which the plugin does not serve, or cannot read the truth. Kubelet would refuse a
     /// pod bound there now for good.
     pub not_ready: Option<Arc<str>>,
@@ -185,15 +185,15 @@ impl Pool {
     }
 
     /// Applies the Topology Manager of the node's kubelet. `numa`: the NUMA node of each GPU that kubelet knows. All
-    /// allocatable CPUs count as free.
-    pub fn align(&mut self, kubelet: &KubeletTopology, numa: &[Option<u32>], cpus: &[NumaCpus]) {
+    /// allocatable CPUs and memory count as free.
+    pub fn align(&mut self, kubelet: &KubeletTopology, numa: &[Option<u32>], nodes: &[NumaNode]) {
         let node = |device: usize| {
             self.id(device)?;
             numa.get(self.gpu_of(device)?).copied().flatten()
         };
         let by_device: Vec<Option<u32>> = (0..self.devices.len()).map(node).collect();
         let alignment = Alignment::new(kubelet, &by_device)
-            .map(|alignment| alignment.counting_cpus(cpus).with_free_cpus(|cpus| cpus.allocatable));
+            .map(|alignment| alignment.counting(nodes).with_free(NumaNode::unoccupied));
         self.alignment = alignment.map(Arc::new);
     }
 

@@ -1,43 +1,121 @@
-//! Kubelet's Topology Manager for one pool of devices: which NUMA nodes it aligns a container's devices and CPUs with, and
-//! which containers it refuses. Kubelet only offers the plugin the devices of those nodes.
+//! Kubelet's Topology Manager for one pool of devices: which NUMA nodes it aligns a container's devices, CPUs and memory
+//! with, and which containers it refuses. Kubelet only offers the plugin the devices of those nodes.
 //!
-//! The rules are those of kubelet's device manager and static CPU manager (hints) and Topology Manager (merge):
+//! The rules are those of kubelet's device manager, static CPU manager and static memory manager (hints), and Topology
+//! Manager (merge):
 //!
 //! 1. A hint is a set of NUMA nodes that have enough available devices, and all devices that finished init containers
 //!    left. It is preferred if no smaller set has enough devices of the node, held ones included.
 //! 2. The same holds for the CPUs that a container of a Guaranteed pod has for itself alone. Whether a smaller set is
 //!    enough is counted by all CPUs of the machine, reserved ones included.
-//! 3. The best hint is preferred before others, then has the fewest nodes, then the lowest numbers. A hint of devices
-//!    and CPUs is preferred if both prefer it. (With `prefer-closest-numa-nodes`, several nodes are compared by their
+//! 3. The same holds for the memory of each container of a Guaranteed pod. The nodes of a container that has memory of
+//!    several are a group from then on: a container has memory of all nodes of a group or of none.
+//! 4. The best hint is preferred before others, then has the fewest nodes, then the lowest numbers. A hint is preferred if
+//!    devices, CPUs and memory prefer it. (With `prefer-closest-numa-nodes`, several nodes are compared by their
 //!    distances first, which are not known here. That changes which devices kubelet takes, not whether it refuses.)
-//! 4. `single-numa-node` only takes preferred hints of one node, `restricted` only preferred ones. CPUs are counted
-//!    under these two policies only: the others refuse no pod.
-//! 5. The scope `pod` aligns the devices and CPUs of all containers at once.
+//! 5. `single-numa-node` only takes preferred hints of one node, `restricted` only preferred ones. CPUs and memory are
+//!    counted under these two policies only.
+//! 6. The scope `pod` aligns what all containers need at once.
 
 use std::cmp::Reverse;
 
 use gantry_api::{GpuNodeStatus, KubeletTopology, TopologyManagerPolicy, TopologyManagerScope};
 
 use crate::devices::DeviceSet;
-use crate::request::{Ask, ContainerAsk, ContainerCpus, ContainerKind};
+use crate::request::{Ask, ContainerAsk, ContainerKind, NumaDemand, NumaNeeds};
 
-/// NUMA nodes as a bit mask, by their order among the nodes that have devices or counted CPUs.
+/// NUMA nodes as a bit mask, by their order among the nodes that have devices, or CPUs or memory that are counted.
 type Nodes = u16;
 
 /// The most NUMA nodes that are distinguished. Kubelet itself starts with at most 8, unless configured.
 const MAX_NODES: usize = GpuNodeStatus::MAX_NUMA_NODES;
 
-/// The CPUs of a NUMA node under kubelet's static CPU manager.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct NumaCpus {
+/// What a NUMA node has under kubelet's static CPU and memory managers. Of a manager that does not run all is 0.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct NumaNode {
     /// The kernel's number of the node.
     pub node: u32,
+    pub cpus: NumaCpus,
+    pub memory: NumaMemory,
+}
+
+/// The CPUs of a NUMA node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct NumaCpus {
     /// CPUs that it has.
     pub total: u32,
     /// CPUs that kubelet may give to one container alone.
     pub allocatable: u32,
     /// Those that no container has alone.
     pub free: u32,
+    /// CPUs of a core, if kubelet gives whole cores only; otherwise 0.
+    pub core: u32,
+}
+
+/// The memory of a NUMA node, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct NumaMemory {
+    /// What kubelet may give to containers.
+    pub allocatable: u64,
+    /// What no container has.
+    pub free: u64,
+    /// The NUMA nodes that each container with memory of this one has its memory of; none if there is no such container.
+    pub group: NodeNumbers,
+}
+
+/// NUMA nodes by the kernel's numbers, of those below 64: kubelet knows no others.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct NodeNumbers(u64);
+
+impl FromIterator<u32> for NodeNumbers {
+    fn from_iter<T: IntoIterator<Item = u32>>(nodes: T) -> Self {
+        Self(nodes.into_iter().filter_map(|node| 1u64.checked_shl(node)).fold(0, |all, bit| all | bit))
+    }
+}
+
+impl NodeNumbers {
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl NumaNode {
+    /// The same with all free that kubelet may give to containers.
+    #[must_use]
+    pub fn unoccupied(mut self) -> Self {
+        self.cpus.free = self.cpus.allocatable;
+        self.memory.free = self.memory.allocatable;
+        self.memory.group = NodeNumbers::default();
+        self
+    }
+
+    /// Takes what a pod needs that has memory of a group of nodes.
+    pub fn take(&mut self, needs: NumaNeeds, group: NodeNumbers) {
+        self.cpus.free = self.cpus.free.saturating_sub(needs.cpus);
+        if needs.memory > 0 {
+            self.memory.free = self.memory.free.saturating_sub(needs.memory);
+            self.memory.group = self.memory.group.and(group);
+        }
+    }
+
+    /// Gives back what a pod had. Whether other containers are left in a group is not known.
+    pub fn release(&mut self, needs: NumaNeeds) {
+        let (cpus, memory) = (&mut self.cpus, &mut self.memory);
+        cpus.free = cpus.free.saturating_add(needs.cpus).min(cpus.allocatable.max(cpus.free));
+        memory.free = memory.free.saturating_add(needs.memory).min(memory.allocatable.max(memory.free));
+    }
+
+    /// Whether a container may fit that did not before.
+    pub fn gained_since(&self, before: &Self) -> bool {
+        let was_grouped = !before.memory.group.is_empty() && self.memory.group != before.memory.group;
+        self.cpus.free > before.cpus.free || self.memory.free > before.memory.free || was_grouped
+    }
 }
 
 /// The NUMA nodes of a pool's devices under a Topology Manager that aligns them.
@@ -49,8 +127,8 @@ pub struct Alignment {
     node_of: Vec<Option<u8>>,
     /// The numbers of the nodes, ascending.
     nodes: Vec<u32>,
-    /// The CPUs by node; empty if they are not counted.
-    cpus: Vec<NumaCpus>,
+    /// The CPUs and the memory by node; empty if neither is counted.
+    numa: Vec<NumaNode>,
 }
 
 /// What a container may be given.
@@ -59,21 +137,17 @@ struct State<'a> {
     available: &'a DeviceSet,
     /// Devices that finished init containers of the pod left.
     reusable: &'a DeviceSet,
-    cpus: &'a [CpuState],
+    numa: &'a NumaState,
 }
 
-/// The CPUs of a NUMA node that a container may be given.
-#[derive(Debug, Clone, Copy)]
-struct CpuState {
-    free: u32,
-    /// CPUs that finished init containers of the pod left.
-    reusable: u32,
-}
-
-impl CpuState {
-    fn available(self) -> u32 {
-        self.free.saturating_add(self.reusable)
-    }
+/// The CPUs and the memory that a container may be given, by NUMA node.
+#[derive(Debug, Clone, Default)]
+struct NumaState {
+    nodes: Vec<NumaNode>,
+    /// CPUs that finished init containers of the pod left, by node.
+    reusable_cpus: Vec<u32>,
+    /// Memory that they left, by the nodes that it is of.
+    reusable_memory: Vec<(Nodes, u64)>,
 }
 
 impl Alignment {
@@ -91,43 +165,86 @@ impl Alignment {
             scope: kubelet.scope,
             node_of: Vec::new(),
             nodes,
-            cpus: Vec::new(),
+            numa: Vec::new(),
         };
         alignment.node_of = numa.iter().map(|node| alignment.index_of((*node)?)).collect();
         Some(alignment)
     }
 
-    /// The same with the CPUs of the machine's NUMA nodes, which the static CPU manager aligns.
+    /// The same with the CPUs and the memory of the machine's NUMA nodes, which the static managers align.
     #[must_use]
-    pub fn counting_cpus(mut self, cpus: &[NumaCpus]) -> Self {
+    pub fn counting(mut self, numa: &[NumaNode]) -> Self {
         let mut nodes: Vec<u32> =
-            self.nodes.iter().copied().chain(cpus.iter().map(|cpus| cpus.node)).collect();
+            self.nodes.iter().copied().chain(numa.iter().map(|node| node.node)).collect();
         nodes.sort_unstable();
         nodes.dedup();
-        if !self.refuses() || cpus.is_empty() || nodes.len() > MAX_NODES {
+        if !self.refuses() || numa.is_empty() || nodes.len() > MAX_NODES {
             return self;
         }
         let before = std::mem::replace(&mut self.nodes, nodes);
         let number = |index: u8| before.get(usize::from(index)).copied();
         self.node_of = self.node_of.iter().map(|index| self.index_of(number((*index)?)?)).collect();
         let of_node = |node: &u32| {
-            let known = cpus.iter().find(|cpus| cpus.node == *node).copied();
-            known.unwrap_or(NumaCpus { node: *node, total: 0, allocatable: 0, free: 0 })
+            let known = numa.iter().find(|known| known.node == *node).copied();
+            known.unwrap_or(NumaNode { node: *node, ..NumaNode::default() })
         };
-        self.cpus = self.nodes.iter().map(of_node).collect();
+        self.numa = self.nodes.iter().map(of_node).collect();
         self
     }
 
-    /// The same with so many free CPUs of each NUMA node.
+    /// The same where each NUMA node has left what `free` makes of it.
     #[must_use]
-    pub fn with_free_cpus(&self, free: impl Fn(&NumaCpus) -> u32) -> Self {
+    pub fn with_free(&self, free: impl Fn(NumaNode) -> NumaNode) -> Self {
         let mut alignment = self.clone();
-        alignment.cpus.iter_mut().for_each(|cpus| cpus.free = free(cpus));
+        alignment.numa.iter_mut().for_each(|node| *node = free(*node));
         alignment
+    }
+
+    /// What of these demands counts here: of a manager that does not run nothing does.
+    pub fn counted(&self, demands: &[NumaDemand]) -> Vec<NumaDemand> {
+        let cpus = self.numa.iter().any(|node| node.cpus.total > 0);
+        let memory = self.numa.iter().any(|node| node.memory.allocatable > 0);
+        let mut counted: Vec<NumaDemand> = Vec::new();
+        let mut is_first = false;
+        for demand in demands {
+            let needs = NumaNeeds {
+                cpus: if cpus { demand.needs.cpus } else { 0 },
+                memory: if memory { demand.needs.memory } else { 0 },
+            };
+            is_first |= demand.is_first;
+            if demand.container.is_some() || !needs.is_none() {
+                counted.push(NumaDemand { needs, is_first: std::mem::take(&mut is_first), ..*demand });
+            }
+        }
+        if counted.iter().all(|demand| demand.needs.is_none()) {
+            counted.clear();
+        }
+        counted
     }
 
     fn index_of(&self, node: u32) -> Option<u8> {
         u8::try_from(self.nodes.binary_search(&node).ok()?).ok()
+    }
+
+    /// Why kubelet would refuse a pod by the number of its CPUs, whatever is free.
+    pub fn refusal_by_cores(&self, ask: &Ask) -> Option<String> {
+        let demands = self.counted(&ask.numa);
+        let demand = demands.iter().find(|demand| self.splits_core(demand.needs.cpus))?;
+        Some(format!(
+            "the CPU manager (full-pcpus-only) would refuse {} exclusive CPUs: it gives whole cores, of {} CPUs each",
+            demand.needs.cpus,
+            self.core()
+        ))
+    }
+
+    fn core(&self) -> u32 {
+        self.numa.iter().map(|node| node.cpus.core).max().unwrap_or(0)
+    }
+
+    /// Whether so many CPUs are no whole cores where kubelet gives whole ones.
+    fn splits_core(&self, cpus: u32) -> bool {
+        let core = self.core();
+        core > 1 && !cpus.is_multiple_of(core)
     }
 
     /// Whether kubelet fails pods that it cannot align.
@@ -135,16 +252,16 @@ impl Alignment {
         self.policy.refuses()
     }
 
-    /// Whether CPUs count in whether a pod is admitted.
-    pub fn counts_cpus(&self) -> bool {
-        !self.cpus.is_empty()
+    /// Whether CPUs or memory count in whether a pod is admitted.
+    pub fn counts_numa(&self) -> bool {
+        !self.numa.is_empty()
     }
 
     /// The devices of `free` from which kubelet lets a container of `size` devices have its own; `None` if it refuses
     /// the container.
     pub fn aligned(&self, free: &DeviceSet, size: usize) -> Option<DeviceSet> {
-        let nodes =
-            self.best_hint(State { available: free, reusable: &DeviceSet::EMPTY, cpus: &[] }, size, 0)?;
+        let state = State { available: free, reusable: &DeviceSet::EMPTY, numa: &NumaState::default() };
+        let nodes = self.best_hint(state, size, NumaNeeds::default())?;
         Some(free.iter().filter(|device| self.is_in(*device, nodes)).collect())
     }
 
@@ -155,9 +272,9 @@ impl Alignment {
 
     /// The same once kubelet has admitted a pod; `None` if it does not, see [`Alignment::admits`].
     pub fn after(&self, free: &DeviceSet, ask: &Ask, blocks: &[DeviceSet]) -> Option<Self> {
-        let left = self.admitted(free, ask, blocks)?.cpus;
+        let left = self.admitted(free, ask, blocks)?.numa.nodes;
         let mut after = self.clone();
-        after.cpus.iter_mut().zip(left).for_each(|(cpus, left)| cpus.free = left.free);
+        after.numa.iter_mut().zip(left).for_each(|(node, left)| *node = left);
         Some(after)
     }
 
@@ -174,11 +291,12 @@ impl Alignment {
     }
 
     /// The nodes that kubelet aligns a container with; `None` if it refuses the container.
-    fn best_hint(&self, state: State<'_>, size: usize, cpus: u32) -> Option<Nodes> {
+    fn best_hint(&self, state: State<'_>, size: usize, needs: NumaNeeds) -> Option<Nodes> {
+        let NumaNeeds { cpus, memory } = needs;
         let all = self.count(0..self.node_of.len());
         let (available, reusable) = (self.count(state.available.iter()), self.count(state.reusable.iter()));
-        // Without CPUs, NUMA nodes without devices make no hint better.
-        let counting: Nodes = match cpus == 0 && size > 0 {
+        // Without CPUs and memory, NUMA nodes without devices make no hint better.
+        let counting: Nodes = match needs.is_none() && size > 0 {
             true => {
                 let each = all.iter().enumerate().filter(|(_, count)| **count > 0);
                 each.fold(0, |nodes, (node, _)| nodes | 1 << node)
@@ -187,24 +305,23 @@ impl Alignment {
         };
         let masks = || subsets(counting);
         let least = masks().filter(|nodes| count_in(&all, *nodes) >= size).map(Nodes::count_ones).min();
-        let least_of_cpus = self.least_nodes_of_cpus(cpus);
+        let least_of_cpus = self.least_nodes(u64::from(cpus), |node| u64::from(node.cpus.total));
+        let least_of_memory = self.least_nodes(memory, |node| node.memory.allocatable);
         let has_devices = |nodes: Nodes| {
             let reused = count_in(&reusable, nodes);
             reused == state.reusable.len() && reused + count_in(&available, nodes) >= size
         };
-        let has_cpus = |nodes: Nodes| {
-            let is_in = |node: usize| nodes & (1 << node) != 0;
-            let states = || state.cpus.iter().enumerate();
-            let inside = states().filter(|(node, _)| is_in(*node));
-            inside.map(|(_, cpus)| u64::from(cpus.available())).sum::<u64>() >= u64::from(cpus)
-                && states().all(|(node, cpus)| is_in(node) || cpus.reusable == 0)
-        };
         // What a container does not request has no hints.
-        let hints =
-            masks().filter(|nodes| (size == 0 || has_devices(*nodes)) && (cpus == 0 || has_cpus(*nodes)));
+        let hints = masks().filter(|nodes| {
+            (size == 0 || has_devices(*nodes))
+                && (cpus == 0 || state.numa.has_cpus(*nodes, cpus))
+                && (memory == 0 || state.numa.has_memory(*nodes, memory))
+        });
         let is_preferred = |nodes: Nodes| {
             let count = nodes.count_ones();
-            (size == 0 || Some(count) == least) && (cpus == 0 || count == least_of_cpus)
+            (size == 0 || Some(count) == least)
+                && (cpus == 0 || count == least_of_cpus)
+                && (memory == 0 || count == least_of_memory)
         };
         let best = hints.max_by_key(|nodes| (is_preferred(*nodes), Reverse((nodes.count_ones(), *nodes))))?;
         let admitted = match self.policy {
@@ -226,14 +343,14 @@ impl Alignment {
         counts
     }
 
-    /// The fewest NUMA nodes that have so many CPUs; all of them if they have fewer.
-    fn least_nodes_of_cpus(&self, cpus: u32) -> u32 {
-        let mut totals: Vec<u64> = self.cpus.iter().map(|cpus| u64::from(cpus.total)).collect();
+    /// The fewest NUMA nodes that have so much; all of them if they have less.
+    fn least_nodes(&self, needed: u64, has: impl Fn(&NumaNode) -> u64) -> u32 {
+        let mut totals: Vec<u64> = self.numa.iter().map(has).collect();
         totals.sort_unstable_by_key(|total| Reverse(*total));
-        let mut sum = 0;
+        let mut sum = 0u64;
         let least = totals.iter().position(|total| {
-            sum += total;
-            sum >= u64::from(cpus)
+            sum = sum.saturating_add(*total);
+            sum >= needed
         });
         u32::try_from(least.map_or(totals.len(), |last| last + 1)).unwrap_or(u32::MAX)
     }
@@ -259,34 +376,48 @@ impl Alignment {
         )
     }
 
-    /// The same where only CPUs are missing. Free CPUs differ on every node, so the text does not have their numbers: see
-    /// [`Alignment::free_by_node`].
-    pub fn refusal_by_cpus(&self, free: &DeviceSet, ask: &Ask) -> String {
-        let state: Vec<CpuState> = self.cpus.iter().map(CpuState::of).collect();
-        let is_refused = |(devices, cpus): &(u32, u32)| {
-            let state = State { available: free, reusable: &DeviceSet::EMPTY, cpus: &state };
-            *cpus > 0 && self.best_hint(state, *devices as usize, *cpus).is_none()
+    /// The same where only CPUs or memory are missing. What is free of them differs on every node, so the text does not have
+    /// their numbers: see [`Alignment::free_by_node`].
+    pub fn refusal_by_numa(&self, free: &DeviceSet, ask: &Ask) -> String {
+        let state = NumaState::of(self);
+        let demands = self.counted(&ask.numa);
+        let is_refused = |(devices, needs): &(u32, NumaNeeds)| {
+            let state = State { available: free, reusable: &DeviceSet::EMPTY, numa: &state };
+            !needs.is_none() && self.best_hint(state, *devices as usize, *needs).is_none()
         };
-        let devices = |cpus: &ContainerCpus| {
-            let container = cpus.container.and_then(|index| ask.containers.get(index));
+        let devices = |demand: &NumaDemand| {
+            let container = demand.container.and_then(|index| ask.containers.get(index));
             container.map_or(0, |container| container.devices(&ask.blocks))
         };
-        let mut containers = ask.cpus.iter().map(|cpus| (devices(cpus), cpus.cpus));
+        let mut containers = demands.iter().map(|demand| (devices(demand), demand.needs));
         let alone = match self.scope {
             TopologyManagerScope::Container => containers.find(is_refused),
             TopologyManagerScope::Pod => None,
         };
-        let (devices, cpus) = alone.unwrap_or_else(|| (ask.devices, ask.cpus()));
+        let (devices, needs) = alone.unwrap_or_else(|| (ask.devices, NumaDemand::of_pod(&demands)));
+        let cpus = (needs.cpus > 0).then(|| format!("{} exclusive CPUs", needs.cpus));
+        let memory = (needs.memory > 0).then(|| format!("{} MiB of memory", needs.memory.div_ceil(MIB)));
+        let both: Vec<String> = cpus.into_iter().chain(memory).collect();
         format!(
-            "the Topology Manager ({}) would refuse {devices} devices with {cpus} exclusive CPUs",
-            self.policy.as_str()
+            "the Topology Manager ({}) would refuse {devices} devices with {}",
+            self.policy.as_str(),
+            both.join(" and ")
         )
     }
 
-    /// How many devices and CPUs are free on each NUMA node.
+    /// How many devices, CPUs and MiB of memory are free on each NUMA node.
     pub fn free_by_node(&self, free: &DeviceSet) -> String {
-        let cpus: Vec<String> = self.cpus.iter().map(|cpus| cpus.free.to_string()).collect();
-        format!("{} devices and {} CPUs are free by NUMA node", self.by_node(free), cpus.join(" + "))
+        let each =
+            |of: &dyn Fn(&NumaNode) -> String| self.numa.iter().map(of).collect::<Vec<_>>().join(" + ");
+        let mut parts = vec![format!("{} devices", self.by_node(free))];
+        if self.numa.iter().any(|node| node.cpus.total > 0) {
+            parts.push(format!("{} CPUs", each(&|node| node.cpus.free.to_string())));
+        }
+        if self.numa.iter().any(|node| node.memory.allocatable > 0) {
+            parts.push(format!("{} MiB of memory", each(&|node| (node.memory.free / MIB).to_string())));
+        }
+        let last = parts.pop().unwrap_or_default();
+        format!("{} and {last} are free by NUMA node", parts.join(", "))
     }
 
     fn by_node(&self, free: &DeviceSet) -> String {
@@ -308,13 +439,110 @@ fn count_in(counts: &[usize; MAX_NODES], nodes: Nodes) -> usize {
     each.filter(|(node, _)| nodes & (1 << *node) != 0).map(|(_, count)| count).sum()
 }
 
-impl CpuState {
-    fn of(cpus: &NumaCpus) -> Self {
-        Self { free: cpus.free, reusable: 0 }
+const MIB: u64 = 1 << 20;
+
+impl NumaState {
+    fn of(alignment: &Alignment) -> Self {
+        let nodes = alignment.numa.clone();
+        Self { reusable_cpus: vec![0; nodes.len()], nodes, reusable_memory: Vec::new() }
+    }
+
+    /// What is free of a node, and what init containers left of it.
+    fn cpus(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.nodes.iter().map(|node| node.cpus.free).zip(self.reusable_cpus.iter().copied())
+    }
+
+    fn has_cpus(&self, nodes: Nodes, needed: u32) -> bool {
+        let (mut available, mut is_left_elsewhere) = (0, false);
+        for (index, (free, reusable)) in self.cpus().enumerate() {
+            match nodes & (1 << index) != 0 {
+                true => available += u64::from(free) + u64::from(reusable),
+                false => is_left_elsewhere |= reusable > 0,
+            }
+        }
+        available >= u64::from(needed) && !is_left_elsewhere
+    }
+
+    fn has_memory(&self, nodes: Nodes, needed: u64) -> bool {
+        let inside = self.nodes.iter().enumerate().filter(|(index, _)| nodes & (1 << index) != 0);
+        let inside: Vec<&NumaNode> = inside.map(|(_, node)| node).collect();
+        let group: NodeNumbers = inside.iter().map(|node| node.node).collect();
+        let free = inside.iter().fold(0u64, |sum, node| sum.saturating_add(node.memory.free));
+        // A node without memory is in no hint.
+        inside
+            .iter()
+            .map(|node| node.memory)
+            .all(|memory| memory.allocatable > 0 && (memory.group.is_empty() || memory.group == group))
+            && free.saturating_add(self.reusable_memory(nodes)) >= needed
+    }
+
+    fn reusable_memory(&self, nodes: Nodes) -> u64 {
+        self.reusable_memory.iter().find(|(of, _)| *of == nodes).map_or(0, |(_, memory)| *memory)
+    }
+
+    /// What init containers left goes to containers of the same pod.
+    fn forget_reusable(&mut self) {
+        self.reusable_cpus.fill(0);
+        self.reusable_memory.clear();
+    }
+
+    /// Takes the CPUs of a container as kubelet does, as far as their NUMA nodes are concerned: whole nodes first, then of
+    /// those with the fewest available. Those that init containers left are taken first.
+    fn take_cpus(&mut self, nodes: Nodes, kind: ContainerKind, needed: u32) {
+        let available: Vec<u32> = self.cpus().map(|(free, reusable)| free.saturating_add(reusable)).collect();
+        let mut by_available: Vec<usize> =
+            (0..available.len()).filter(|node| nodes & (1 << node) != 0).collect();
+        by_available.sort_by_key(|node| available.get(*node));
+        let mut missing = needed;
+        let mut taken = vec![0; available.len()];
+        for whole in [true, false] {
+            for node in &by_available {
+                let total = self.nodes.get(*node).map_or(0, |node| node.cpus.total);
+                let (Some(available), Some(taken)) = (available.get(*node), taken.get_mut(*node)) else {
+                    continue;
+                };
+                let left = available - *taken;
+                if whole && (left < total || missing < total) {
+                    continue;
+                }
+                let more = missing.min(left);
+                *taken += more;
+                missing -= more;
+            }
+        }
+        for ((node, reusable), taken) in self.nodes.iter_mut().zip(&mut self.reusable_cpus).zip(taken) {
+            let reused = taken.min(*reusable);
+            node.cpus.free -= taken - reused;
+            match kind {
+                ContainerKind::Init => *reusable += taken - reused,
+                ContainerKind::Sidecar | ContainerKind::App => *reusable -= reused,
+            }
+        }
+    }
+
+    /// Takes the memory of a container as kubelet does: what init containers left on the same nodes first, then of the lowest
+    /// nodes.
+    fn take_memory(&mut self, nodes: Nodes, kind: ContainerKind, needed: u64) {
+        let reusable = self.reusable_memory(nodes);
+        let mut missing = needed.saturating_sub(reusable);
+        let is_in = |index: usize| nodes & (1 << index) != 0;
+        let numbers = self.nodes.iter().enumerate().filter(|(index, _)| is_in(*index));
+        let group: NodeNumbers = numbers.map(|(_, node)| node.node).collect();
+        for (_, node) in self.nodes.iter_mut().enumerate().filter(|(index, _)| is_in(*index)) {
+            let taken = missing.min(node.memory.free);
+            node.memory.free -= taken;
+            node.memory.group = group;
+            missing -= taken;
+        }
+        self.reusable_memory.retain(|(of, _)| *of != nodes);
+        self.reusable_memory.push(match kind {
+            ContainerKind::Init => (nodes, reusable.max(needed)),
+            ContainerKind::Sidecar | ContainerKind::App => (nodes, reusable.saturating_sub(needed)),
+        });
     }
 }
 
-/// Kubelet's admission of a pod, one container after the other. Containers without devices count for their CPUs.
+/// Kubelet's admission of a pod, one container after the other. Containers without devices count for their CPUs and memory.
 #[derive(Debug, Clone)]
 pub struct Admission<'a> {
     alignment: &'a Alignment,
@@ -324,8 +552,9 @@ pub struct Admission<'a> {
     available: DeviceSet,
     /// Devices that finished init containers left.
     reusable: DeviceSet,
-    /// By node; empty if CPUs are not counted.
-    cpus: Vec<CpuState>,
+    /// What the containers need of the NUMA nodes; empty if that is not counted.
+    demands: Vec<NumaDemand>,
+    numa: NumaState,
     /// The nodes of all containers, in the scope `pod`.
     whole: Option<Nodes>,
 }
@@ -334,14 +563,14 @@ impl<'a> Admission<'a> {
     /// The admission of a pod on a node with these free devices; `None` if kubelet refuses the pod before a container
     /// with devices.
     pub fn new(alignment: &'a Alignment, free: &DeviceSet, ask: &'a Ask) -> Option<Self> {
-        let cpus: Vec<CpuState> = match ask.cpus.is_empty() {
-            true => Vec::new(),
-            false => alignment.cpus.iter().map(CpuState::of).collect(),
-        };
+        let demands = alignment.counted(&ask.numa);
+        let numa = if demands.is_empty() { NumaState::default() } else { NumaState::of(alignment) };
         let (available, reusable) = (free.clone(), DeviceSet::EMPTY);
-        let mut admission = Self { alignment, ask, admitted: 0, available, reusable, cpus, whole: None };
+        let mut admission =
+            Self { alignment, ask, admitted: 0, available, reusable, demands, numa, whole: None };
         if alignment.scope == TopologyManagerScope::Pod {
-            admission.whole = Some(admission.best_hint(ask.devices, ask.cpus())?);
+            let needs = NumaDemand::of_pod(&admission.demands);
+            admission.whole = Some(admission.best_hint(ask.devices, needs)?);
         }
         admission.pass_containers_without_devices().then_some(admission)
     }
@@ -352,11 +581,11 @@ impl<'a> Admission<'a> {
     }
 
     /// The next container that kubelet aligns.
-    fn next(&self) -> Option<ContainerCpus> {
-        match self.cpus.is_empty() {
-            true if self.admitted < self.ask.containers.len() => Some(ContainerCpus::none(self.admitted)),
+    fn next(&self) -> Option<NumaDemand> {
+        match self.demands.is_empty() {
+            true if self.admitted < self.ask.containers.len() => Some(NumaDemand::none(self.admitted)),
             true => None,
-            false => self.ask.cpus.get(self.admitted).copied(),
+            false => self.demands.get(self.admitted).copied(),
         }
     }
 
@@ -371,13 +600,13 @@ impl<'a> Admission<'a> {
     /// The NUMA nodes that the next container is aligned with; `None` if kubelet refuses it.
     fn nodes(&self) -> Option<Nodes> {
         let size = self.container().map_or(0, |container| container.devices(&self.ask.blocks));
-        let cpus = self.next()?.cpus;
-        self.whole.or_else(|| self.best_hint(size, cpus))
+        let needs = self.next()?.needs;
+        self.whole.or_else(|| self.best_hint(size, needs))
     }
 
-    fn best_hint(&self, size: u32, cpus: u32) -> Option<Nodes> {
-        let state = State { available: &self.available, reusable: &self.reusable, cpus: &self.cpus };
-        self.alignment.best_hint(state, size as usize, if self.cpus.is_empty() { 0 } else { cpus })
+    fn best_hint(&self, size: u32, needs: NumaNeeds) -> Option<Nodes> {
+        let state = State { available: &self.available, reusable: &self.reusable, numa: &self.numa };
+        self.alignment.best_hint(state, size as usize, needs)
     }
 
     /// Admits the next container with the devices of its blocks, and those without devices that follow it; whether
@@ -386,7 +615,7 @@ impl<'a> Admission<'a> {
         let Some((next, container)) = self.next().zip(self.container()) else {
             return true;
         };
-        if !self.take_cpus(next) {
+        if !self.take(next) {
             return false;
         }
         self.available.remove(devices);
@@ -405,15 +634,14 @@ impl<'a> Admission<'a> {
 
     fn advance(&mut self) {
         self.admitted += 1;
-        // What init containers left goes to containers of the same pod.
         if self.next().is_some_and(|next| next.is_first) {
-            self.cpus.iter_mut().for_each(|cpus| cpus.reusable = 0);
+            self.numa.forget_reusable();
         }
     }
 
     fn pass_containers_without_devices(&mut self) -> bool {
         while let Some(next) = self.next().filter(|next| next.container.is_none()) {
-            if !self.take_cpus(next) {
+            if !self.take(next) {
                 return false;
             }
             self.advance();
@@ -421,42 +649,23 @@ impl<'a> Admission<'a> {
         true
     }
 
-    /// Takes the CPUs of a container as kubelet does, as far as their NUMA nodes are concerned: whole nodes first, then of
-    /// those with the fewest available. Those that init containers left are taken first.
-    fn take_cpus(&mut self, container: ContainerCpus) -> bool {
-        if container.cpus == 0 || self.cpus.is_empty() {
+    /// Takes what a container needs of the NUMA nodes; whether it can.
+    fn take(&mut self, container: NumaDemand) -> bool {
+        if container.needs.is_none() {
             return true;
+        }
+        let NumaNeeds { cpus, memory } = container.needs;
+        if self.alignment.splits_core(cpus) {
+            return false;
         }
         let Some(nodes) = self.nodes() else {
             return false;
         };
-        let mut by_available: Vec<usize> =
-            (0..self.cpus.len()).filter(|node| nodes & (1 << node) != 0).collect();
-        by_available.sort_by_key(|node| self.cpus.get(*node).map(|cpus| cpus.available()));
-        let mut missing = container.cpus;
-        let mut taken = vec![0; self.cpus.len()];
-        for whole in [true, false] {
-            for node in &by_available {
-                let total = self.alignment.cpus.get(*node).map_or(0, |cpus| cpus.total);
-                let (Some(cpus), Some(taken)) = (self.cpus.get(*node), taken.get_mut(*node)) else {
-                    continue;
-                };
-                let left = cpus.available() - *taken;
-                if whole && (left < total || missing < total) {
-                    continue;
-                }
-                let more = missing.min(left);
-                *taken += more;
-                missing -= more;
-            }
+        if cpus > 0 {
+            self.numa.take_cpus(nodes, container.kind, cpus);
         }
-        for (cpus, taken) in self.cpus.iter_mut().zip(taken) {
-            let reused = taken.min(cpus.reusable);
-            cpus.free -= taken - reused;
-            match container.kind {
-                ContainerKind::Init => cpus.reusable += taken - reused,
-                ContainerKind::Sidecar | ContainerKind::App => cpus.reusable -= reused,
-            }
+        if memory > 0 {
+            self.numa.take_memory(nodes, container.kind, memory);
         }
         true
     }
@@ -464,6 +673,8 @@ impl<'a> Admission<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -503,10 +714,21 @@ mod tests {
         assert_eq!(lenient.aligned(&set("0,1,4,5"), 3), Some(set("0,1,4,5")));
     }
 
+    /// Of eight CPUs so many are free.
+    fn cpus(node: u32, free: u32) -> NumaNode {
+        let cpus = NumaCpus { total: 8, allocatable: 8, free, ..NumaCpus::default() };
+        NumaNode { node, cpus, ..NumaNode::default() }
+    }
+
     /// Four devices on each of two NUMA nodes, of which the first has 2 free CPUs and the second 6, of 8 each.
     fn with_cpus(policy: TopologyManagerPolicy) -> Alignment {
-        let cpus = |node, free| NumaCpus { node, total: 8, allocatable: 8, free };
-        halves(policy).counting_cpus(&[cpus(0, 2), cpus(1, 6)])
+        halves(policy).counting(&[cpus(0, 2), cpus(1, 6)])
+    }
+
+    /// Of 8 GiB of memory so many are free.
+    fn memory(node: u32, free: u64) -> NumaNode {
+        let memory = NumaMemory { allocatable: 8 << 30, free: free << 30, ..NumaMemory::default() };
+        NumaNode { node, memory, ..NumaNode::default() }
     }
 
     /// The GPUs of both nodes are free; the CPUs decide.
@@ -543,25 +765,64 @@ mod tests {
         assert_eq!(offered(8, 8), None);
         assert_eq!(offered(8, 9), None);
         assert_eq!(offered(4, 6), Some(1));
-        let alignment = alignment.with_free_cpus(|cpus| cpus.allocatable);
+        let alignment = alignment.with_free(NumaNode::unoccupied);
         let ask = ask(&[(App, 8, 9)]);
         assert_eq!(Admission::new(&alignment, &set("0-7"), &ask).unwrap().offered().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn whole_cores_are_asked_for_where_kubelet_gives_no_others() {
+        let of_cores = |node: NumaNode| NumaNode { cpus: NumaCpus { core: 2, ..node.cpus }, ..node };
+        let alignment = with_cpus(TopologyManagerPolicy::SingleNumaNode).with_free(of_cores);
+        let [even, odd] = [2, 3].map(|cpus| ask(&[(App, 2, cpus)]));
+        assert!(alignment.admits(&set("0-7"), &even, &[set("0,1")]));
+        assert!(!alignment.admits(&set("0-7"), &odd, &[set("4,5")]));
+        assert_eq!(alignment.refusal_by_cores(&even), None);
+        insta::assert_snapshot!(alignment.refusal_by_cores(&odd).unwrap(), @"the CPU manager (full-pcpus-only) would refuse 3 exclusive CPUs: it gives whole cores, of 2 CPUs each");
     }
 
     #[test]
     fn cpus_left_after_admission_are_counted() {
         let alignment = with_cpus(TopologyManagerPolicy::SingleNumaNode);
         let after = alignment.after(&set("0-7"), &ask(&[(App, 1, 4)]), &[set("4")]).unwrap();
-        let free: Vec<u32> = after.cpus.iter().map(|cpus| cpus.free).collect();
+        let free: Vec<u32> = after.numa.iter().map(|node| node.cpus.free).collect();
         assert_eq!(free, [2, 2]);
-        insta::assert_snapshot!(after.refusal_by_cpus(&set("0-3,5-7"), &ask(&[(App, 2, 3)])), @"the Topology Manager (single-numa-node) would refuse 2 devices with 3 exclusive CPUs");
+        insta::assert_snapshot!(after.refusal_by_numa(&set("0-3,5-7"), &ask(&[(App, 2, 3)])), @"the Topology Manager (single-numa-node) would refuse 2 devices with 3 exclusive CPUs");
         insta::assert_snapshot!(after.free_by_node(&set("0-3,5-7")), @"4 + 3 devices and 2 + 2 CPUs are free by NUMA node");
     }
 
     #[test]
     fn cpus_count_under_refusing_policies_only() {
-        assert!(!with_cpus(TopologyManagerPolicy::BestEffort).counts_cpus());
-        assert!(with_cpus(TopologyManagerPolicy::Restricted).counts_cpus());
+        assert!(!with_cpus(TopologyManagerPolicy::BestEffort).counts_numa());
+        assert!(with_cpus(TopologyManagerPolicy::Restricted).counts_numa());
+    }
+
+    /// Of the second node's memory others have a part, and a container has that of both nodes of the other machine.
+    #[test]
+    fn devices_lie_where_the_memory_is_free() {
+        let single = halves(TopologyManagerPolicy::SingleNumaNode).counting(&[memory(0, 2), memory(1, 6)]);
+        let admits = |alignment: &Alignment, gib: u64, devices: &str| {
+            let ask = ask_with_memory(&[(App, 2, 0, gib)]);
+            alignment.admits(&set("0-7"), &ask, &[set(devices)])
+        };
+        assert!(admits(&single, 2, "0,1"));
+        assert!(!admits(&single, 3, "0,1"));
+        assert!(admits(&single, 3, "4,5"));
+        assert!(!admits(&single, 7, "4,5"));
+        let ask = ask_with_memory(&[(App, 2, 0, 7)]);
+        insta::assert_snapshot!(single.refusal_by_numa(&set("0-7"), &ask), @"the Topology Manager (single-numa-node) would refuse 2 devices with 7168 MiB of memory");
+        insta::assert_snapshot!(single.free_by_node(&set("0-7")), @"4 + 4 devices and 2048 + 6144 MiB of memory are free by NUMA node");
+        let both = |node: NumaNode| {
+            let group = [0, 1].into_iter().collect();
+            NumaNode { memory: NumaMemory { group, ..node.memory }, ..node }
+        };
+        let grouped =
+            halves(TopologyManagerPolicy::Restricted).counting(&[both(memory(0, 2)), both(memory(1, 6))]);
+        assert!(!admits(&grouped, 1, "0,1"));
+        let ask = ask_with_memory(&[(App, 8, 0, 9)]);
+        assert!(!grouped.admits(&set("0-7"), &ask, &[set("0-7")]));
+        let empty = grouped.with_free(NumaNode::unoccupied);
+        assert!(empty.admits(&set("0-7"), &ask, &[set("0-7")]));
     }
 
     /// The plugin publishes the CPUs of as many NUMA nodes as are counted.
@@ -569,8 +830,8 @@ mod tests {
     fn cpus_of_all_published_nodes_are_counted() {
         let most = u32::try_from(GpuNodeStatus::MAX_NUMA_NODES).unwrap();
         let count = |nodes: u32| {
-            let cpus = (0..nodes).map(|node| NumaCpus { node, total: 4, allocatable: 4, free: 4 });
-            halves(TopologyManagerPolicy::Restricted).counting_cpus(&cpus.collect::<Vec<_>>()).counts_cpus()
+            let nodes = (0..nodes).map(|node| cpus(node, 4));
+            halves(TopologyManagerPolicy::Restricted).counting(&nodes.collect::<Vec<_>>()).counts_numa()
         };
         assert!(count(most));
         assert!(!count(most + 1));
@@ -725,16 +986,15 @@ mod tests {
             let known: Vec<Option<u32>> = numa.iter().map(|node| Some(node * 2 + 1)).collect();
             let kubelet = kubelet(POLICIES[1 + usize::from(single)], TopologyManagerScope::Container);
             let alignment = Alignment::new(&kubelet, &known).unwrap();
-            let cpus: Vec<NumaCpus> =
-                (0..9).map(|node| NumaCpus { node, total: 4, allocatable: 4, free: 0 }).collect();
-            let counting = alignment.clone().counting_cpus(&cpus);
-            prop_assert!(counting.counts_cpus());
+            let nodes: Vec<NumaNode> = (0..9).map(|node| cpus(node, 0)).collect();
+            let counting = alignment.clone().counting(&nodes);
+            prop_assert!(counting.counts_numa());
             prop_assert_eq!(counting.aligned(&free, size), alignment.aligned(&free, size));
         }
 
-        /// One container of devices and CPUs, on a machine of three NUMA nodes.
+        /// One container of devices, CPUs and memory, on a machine of three NUMA nodes.
         #[test]
-        fn aligned_cpus_match_kubelets_hint_merge(
+        fn aligned_cpus_and_memory_match_kubelets_hint_merge(
             numa in proptest::collection::vec(0..3u32, 1..7),
             free in any::<u8>(),
             size in 1..5usize,
@@ -742,19 +1002,27 @@ mod tests {
             reserved in proptest::array::uniform3(0..3u32),
             held in proptest::array::uniform3(0..5u32),
             cpus in 0..9u32,
+            memory in proptest::option::of(proptest::array::uniform3(0..6u64)),
+            others in proptest::collection::vec((any::<u8>(), 1..8u64), 0..4),
+            needed in 1..9u64,
             single in any::<bool>(),
         ) {
             let policy = POLICIES[1 + usize::from(single)];
             let free: DeviceSet = (0..numa.len()).filter(|device| free >> device & 1 == 1).collect();
             let known: Vec<Option<u32>> = numa.iter().copied().map(Some).collect();
-            let machine: Vec<NumaCpus> = machine(totals, reserved, held);
+            let memory = memory.filter(|memory| memory.iter().any(|node| *node > 0));
+            let memory = memory.map(|allocatable| KubeletMemory::with(allocatable, &others));
+            let cpus_known: Vec<NumaNode> = machine(totals, reserved, held);
+            let machine = memory.as_ref().map_or(cpus_known.clone(), |memory| memory.published(&cpus_known));
+            let cpus = if totals.iter().sum::<u32>() == 0 { 0 } else { cpus };
             let kubelet = kubelet(policy, TopologyManagerScope::Container);
-            let alignment = Alignment::new(&kubelet, &known).unwrap().counting_cpus(&machine);
-            let ask = ask(&[(App, u32::try_from(size).unwrap(), cpus)]);
+            let alignment = Alignment::new(&kubelet, &known).unwrap().counting(&machine);
+            let ask = ask_with_memory(&[(App, u32::try_from(size).unwrap(), cpus, needed)]);
             let available: Vec<usize> = free.iter().collect();
             let expected = merged(policy, &[
                 Some(hints(&numa, &available, &[], size, 3)),
                 (cpus > 0).then(|| cpu_hints(&by_node(&machine, |cpus| cpus.total), &by_node(&machine, |cpus| cpus.free), &[], cpus, 3)),
+                memory.map(|memory| memory.hints(needed)),
             ]);
             let offered = Admission::new(&alignment, &free, &ask).and_then(|admission| admission.offered());
             let offered: Option<DeviceSet> = offered.map(|nodes| nodes.iter().flat_map(|node| node.iter().collect::<Vec<_>>()).collect());
@@ -768,20 +1036,24 @@ mod tests {
         #[test]
         fn admitted_pods_are_never_refused_by_kubelet(
             numa in proptest::collection::vec(0..2u32, 1..9),
-            containers in proptest::collection::vec((0..3usize, 0..4u32, 0..4u32), 1..4),
+            containers in proptest::collection::vec((0..3usize, 0..4u32, 0..4u32, 1..4u64), 1..4),
             totals in proptest::array::uniform3(0..7u32),
             reserved in proptest::array::uniform3(0..2u32),
             counted in any::<bool>(),
+            memory in proptest::option::of(proptest::array::uniform3(1..6u64)),
+            others in proptest::collection::vec((any::<u8>(), 1..8u64), 0..3),
             policy in 0..3usize,
             pod_scope in any::<bool>(),
             order in any::<u64>(),
         ) {
             let policy = POLICIES[policy];
             let kinds = [Init, Sidecar, App];
-            let mut counts: Vec<(ContainerKind, u32, u32)> =
-                containers.into_iter().map(|(kind, count, cpus)| (kinds[kind], count, cpus)).collect();
+            let mut counts: Vec<(ContainerKind, u32, u32, u64)> = containers
+                .into_iter()
+                .map(|(kind, count, cpus, memory)| (kinds[kind], count, cpus, memory))
+                .collect();
             counts.sort_by_key(|(kind, ..)| *kind == App);
-            let ask = ask(&counts);
+            let ask = ask_with_memory(&counts);
             if ask.devices as usize > numa.len() || ask.containers.iter().any(|one| one.any_of_held > 0) {
                 return Ok(());
             }
@@ -792,10 +1064,15 @@ mod tests {
                 ask.blocks.iter().map(|size| next.by_ref().take(*size as usize).collect()).collect();
             let scope = if pod_scope { TopologyManagerScope::Pod } else { TopologyManagerScope::Container };
             let known: Vec<Option<u32>> = numa.iter().copied().map(Some).collect();
-            let machine = machine(totals, reserved, [0; 3]);
-            let counted = counted && policy != TopologyManagerPolicy::BestEffort;
+            let refuses = policy != TopologyManagerPolicy::BestEffort;
+            let counted = counted && refuses && totals.iter().sum::<u32>() > 0;
+            let machine = if counted { machine(totals, reserved, [0; 3]) } else { machine([0; 3], [0; 3], [0; 3]) };
+            let mut memory =
+                memory.filter(|_| refuses).map(|allocatable| KubeletMemory::with(allocatable, &others));
+            let published = memory.as_ref().map_or(machine.clone(), |memory| memory.published(&machine));
             let alignment = Alignment::new(&kubelet(policy, scope), &known).unwrap();
-            let alignment = if counted { alignment.counting_cpus(&machine) } else { alignment };
+            let counts_any = counted || memory.is_some();
+            let alignment = if counts_any { alignment.counting(&published) } else { alignment };
             let free: DeviceSet = (0..numa.len()).collect();
             if ask.containers.is_empty() || !alignment.admits(&free, &ask, &blocks) {
                 return Ok(());
@@ -813,11 +1090,13 @@ mod tests {
             };
             let whole = pod_scope.then(|| {
                 let devices = of_devices(ask.devices as usize, &available, &[]);
-                merged(policy, &[devices, of_cpus(ask.cpus(), &cpus, &[])]).unwrap()
+                let needs = NumaDemand::of_pod(&ask.numa);
+                let of_memory = memory.as_ref().map(|memory| memory.hints(needs.memory >> 30));
+                merged(policy, &[devices, of_cpus(needs.cpus, &cpus, &[]), of_memory]).unwrap()
             });
             let mut asking = ask.containers.iter();
-            for (kind, count, request) in &counts {
-                if *count == 0 && (!counted || *request == 0) {
+            for (kind, count, request, bytes) in &counts {
+                if *count == 0 && (!counted || *request == 0) && memory.is_none() {
                     continue;
                 }
                 let nodes = match &whole {
@@ -825,6 +1104,7 @@ mod tests {
                     None => merged(policy, &[
                         of_devices(*count as usize, &available, &reusable),
                         of_cpus(*request, &cpus, &reusable_cpus),
+                        memory.as_ref().map(|memory| memory.hints(*bytes)),
                     ]),
                 };
                 let Some(nodes) = nodes else {
@@ -836,6 +1116,9 @@ mod tests {
                     if *kind == Init {
                         reusable_cpus.extend(taken.iter().chain(&reused));
                     }
+                }
+                if let Some(memory) = &mut memory {
+                    prop_assert!(memory.allocate(&nodes, *kind, *bytes), "no memory");
                 }
                 if *count == 0 {
                     continue;
@@ -851,28 +1134,138 @@ mod tests {
     }
 
     /// The CPUs of three NUMA nodes, of which some are reserved and others held.
-    fn machine(totals: [u32; 3], reserved: [u32; 3], held: [u32; 3]) -> Vec<NumaCpus> {
+    fn machine(totals: [u32; 3], reserved: [u32; 3], held: [u32; 3]) -> Vec<NumaNode> {
         let of_node = |node: u32| {
             let at = node as usize;
             let allocatable = totals[at].saturating_sub(reserved[at]);
-            NumaCpus { node, total: totals[at], allocatable, free: allocatable.saturating_sub(held[at]) }
+            let free = allocatable.saturating_sub(held[at]);
+            let cpus = NumaCpus { total: totals[at], allocatable, free, ..NumaCpus::default() };
+            NumaNode { node, cpus, ..NumaNode::default() }
         };
         (0..3).map(of_node).collect()
     }
 
     /// The node of each CPU.
-    fn by_node(machine: &[NumaCpus], count: impl Fn(&NumaCpus) -> u32) -> Vec<u32> {
-        machine.iter().flat_map(|cpus| (0..count(cpus)).map(|_| cpus.node)).collect()
+    fn by_node(machine: &[NumaNode], count: impl Fn(&NumaCpus) -> u32) -> Vec<u32> {
+        machine.iter().flat_map(|node| (0..count(&node.cpus)).map(|_| node.node)).collect()
+    }
+
+    /// Kubelet's static memory manager, on three NUMA nodes; in GiB.
+    #[derive(Debug, Clone)]
+    struct KubeletMemory {
+        allocatable: [u64; 3],
+        free: [u64; 3],
+        /// Containers with memory of a node.
+        assignments: [u32; 3],
+        /// The nodes that such a container has its memory of.
+        cells: [Vec<u32>; 3],
+        /// What init containers of the pod left, by nodes.
+        reusable: HashMap<Vec<u32>, u64>,
+    }
+
+    impl KubeletMemory {
+        /// A machine on which containers with so much memory run, each where the manager would have put it.
+        fn with(allocatable: [u64; 3], containers: &[(u8, u64)]) -> Self {
+            let mut memory = Self {
+                allocatable,
+                free: allocatable,
+                assignments: [0; 3],
+                cells: [0, 1, 2].map(|node| vec![node]),
+                reusable: HashMap::new(),
+            };
+            for (choice, request) in containers {
+                let hints = memory.hints(*request);
+                let preferred: Vec<&Hint> = hints.iter().filter(|hint| hint.preferred).collect();
+                if !preferred.is_empty() {
+                    let nodes = preferred[usize::from(*choice) % preferred.len()].nodes.clone();
+                    memory.allocate(&nodes, App, *request);
+                }
+            }
+            memory
+        }
+
+        /// `calculateHints`.
+        fn hints(&self, request: u64) -> Vec<Hint> {
+            let mut hints = Vec::new();
+            let mut least = 3;
+            for mask in 1..8u32 {
+                let nodes: Vec<u32> = (0..3).filter(|node| mask >> node & 1 == 1).collect();
+                let sum = |of: &[u64; 3]| nodes.iter().map(|node| of[*node as usize]).sum::<u64>();
+                if sum(&self.allocatable) < request {
+                    continue;
+                }
+                least = least.min(nodes.len());
+                let is_single = nodes.len() == 1;
+                if is_single && self.cells[nodes[0] as usize].len() > 1 {
+                    continue;
+                }
+                let is_taken = |node: &u32| {
+                    let node = *node as usize;
+                    self.assignments[node] > 0 && (self.cells[node].len() == 1 || self.cells[node] != nodes)
+                };
+                if !is_single && nodes.iter().any(is_taken) {
+                    continue;
+                }
+                if sum(&self.free) + self.reusable.get(&nodes).copied().unwrap_or(0) >= request {
+                    hints.push(Hint { nodes, preferred: false });
+                }
+            }
+            hints.iter_mut().for_each(|hint| hint.preferred = hint.nodes.len() == least);
+            hints
+        }
+
+        /// `Allocate` with the nodes of the Topology Manager; whether the container is admitted.
+        fn allocate(&mut self, nodes: &[u32], kind: ContainerKind, request: u64) -> bool {
+            if !self.hints(request).iter().any(|hint| hint.nodes == nodes) {
+                return false;
+            }
+            let reusable = self.reusable.entry(nodes.to_vec()).or_default();
+            let mut missing = request.saturating_sub(*reusable);
+            *reusable = match kind {
+                Init => (*reusable).max(request),
+                Sidecar | App => reusable.saturating_sub(request),
+            };
+            for node in nodes.iter().map(|node| *node as usize) {
+                self.assignments[node] += 1;
+                self.cells[node] = nodes.to_vec();
+                let taken = missing.min(self.free[node]);
+                self.free[node] -= taken;
+                missing -= taken;
+            }
+            true
+        }
+
+        /// As the plugin publishes it, beside these CPUs.
+        fn published(&self, cpus: &[NumaNode]) -> Vec<NumaNode> {
+            let of_node = |known: &NumaNode| {
+                let node = known.node as usize;
+                let users = (self.assignments[node] > 0).then(|| self.cells[node].iter().copied());
+                let memory = NumaMemory {
+                    allocatable: self.allocatable[node] << 30,
+                    free: self.free[node] << 30,
+                    group: users.into_iter().flatten().collect(),
+                };
+                NumaNode { memory, ..*known }
+            };
+            cpus.iter().map(of_node).collect()
+        }
     }
 
     /// Containers with devices and exclusive CPUs.
     fn ask(containers: &[(ContainerKind, u32, u32)]) -> Ask {
+        let with_memory = containers.iter().map(|(kind, devices, cpus)| (*kind, *devices, *cpus, 1));
+        ask_with_memory(&with_memory.collect::<Vec<_>>())
+    }
+
+    /// Containers with devices, exclusive CPUs and GiB of memory.
+    fn ask_with_memory(containers: &[(ContainerKind, u32, u32, u64)]) -> Ask {
         let names: Vec<String> = (0..containers.len()).map(|number| format!("c{number}")).collect();
-        let devices: Vec<String> = containers.iter().map(|(_, devices, _)| devices.to_string()).collect();
+        let devices: Vec<String> = containers.iter().map(|(_, devices, ..)| devices.to_string()).collect();
         let cpus: Vec<String> = containers
             .iter()
-            .map(|(.., cpus)| if *cpus == 0 { "500m".to_owned() } else { cpus.to_string() })
+            .map(|(.., cpus, _)| if *cpus == 0 { "500m".to_owned() } else { cpus.to_string() })
             .collect();
+        let memory: Vec<String> = containers.iter().map(|(.., memory)| format!("{memory}Gi")).collect();
         let resources = ["nvidia.com/gpu".into()];
         let asking = |_| {
             let each = names.iter().zip(containers).zip(&devices);
@@ -882,13 +1275,15 @@ mod tests {
                 quantity: Some(devices.as_str()),
             })
         };
-        let each = names.iter().zip(containers).zip(&cpus).map(|((name, (kind, ..)), cpus)| CpuAndMemory {
-            name,
-            kind: *kind,
-            cpu: (Some(cpus.as_str()), Some(cpus.as_str())),
-            memory: (Some("1Gi"), None),
-        });
-        let mut request = Request::read(&resources, asking).unwrap().with_cpus(&each);
+        let each = names.iter().zip(containers).zip(cpus.iter().zip(&memory)).map(
+            |((name, (kind, ..)), (cpus, memory))| CpuAndMemory {
+                name,
+                kind: *kind,
+                cpu: (Some(cpus.as_str()), Some(cpus.as_str())),
+                memory: (Some(memory.as_str()), None),
+            },
+        );
+        let mut request = Request::read(&resources, asking).unwrap().with_numa(&each);
         request.asks.pop().unwrap_or_else(|| Ask::of_containers("nvidia.com/gpu".into(), &[]))
     }
 

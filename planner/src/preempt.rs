@@ -33,7 +33,7 @@ use super::input::{EFFORT, PlanInput};
 use super::plan::{fits, plan};
 use crate::devices::DeviceSet;
 use crate::input::Exact;
-use crate::request::ContainerCpus;
+use crate::request::NumaDemand;
 use crate::shape::Shape;
 use crate::snapshot::{NodeIx, Pool};
 
@@ -74,8 +74,8 @@ pub struct CandidatePod {
     pub node: NodeIx,
     /// Its devices, without those that are reserved for another gang once it ends.
     pub devices: Devices,
-    /// The CPUs that its containers have exclusively.
-    pub cpus: Vec<ContainerCpus>,
+    /// What its containers have of certain NUMA nodes.
+    pub numa: Vec<NumaDemand>,
     /// Its other resources.
     pub resources: Resources,
     /// Its role in its gang: an index into [`Surplus::by_role`].
@@ -316,7 +316,7 @@ fn give_back(exact: &mut Exact<'_>, pod: &CandidatePod) {
             devices.add(&returned);
         }
     }
-    exact.class.release(&devices, &pod.cpus);
+    exact.class.release(&devices, &pod.numa);
 }
 
 /// The devices that come free with the end of a pod, by resource. Those of an unhealthy GPU stay unavailable.

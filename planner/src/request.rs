@@ -32,19 +32,28 @@ pub struct Ask {
     pub blocks: Vec<u32>,
     /// The containers that ask, init containers first, in kubelet's order.
     pub containers: Vec<ContainerAsk>,
-    /// The containers that ask or have exclusive CPUs, in the same order; empty if none has exclusive CPUs.
-    pub cpus: Vec<ContainerCpus>,
+    /// The containers that ask, or that need CPUs or memory of certain NUMA nodes, in the same order; empty if none
+    /// needs any.
+    pub numa: Vec<NumaDemand>,
 }
 
-/// The CPUs that kubelet's static CPU manager gives to one container alone.
+/// What kubelet's static CPU and memory managers take of certain NUMA nodes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct NumaNeeds {
+    /// CPUs that a container has alone.
+    pub cpus: u32,
+    /// Bytes of memory.
+    pub memory: u64,
+}
+
+/// What one container needs of certain NUMA nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ContainerCpus {
+pub struct NumaDemand {
     /// Its place in [`Ask::containers`]; `None` if it asks for no device.
     pub container: Option<usize>,
     /// When it runs.
     pub kind: ContainerKind,
-    /// Their number.
-    pub cpus: u32,
+    pub needs: NumaNeeds,
     /// It is the first container of its pod.
     pub is_first: bool,
 }
@@ -211,18 +220,15 @@ impl Request {
         self
     }
 
-    /// The same with the CPUs that kubelet's static CPU manager gives to each container alone: those of a Guaranteed pod
-    /// that asks for whole ones. `containers` are all of the pod, in kubelet's order.
+    /// The same with what each container of a Guaranteed pod needs of certain NUMA nodes: kubelet's static CPU manager gives
+    /// a container that asks for whole CPUs these CPUs alone, and the static memory manager gives each its memory.
+    /// `containers` are all of the pod, in kubelet's order.
     ///
     /// They are not counted with the devices of an ask if they belong to a container with devices of another ask only: where
     /// those are is not known there.
     #[must_use]
-    pub fn with_cpus<'a>(mut self, containers: &(impl Iterator<Item = CpuAndMemory<'a>> + Clone)) -> Self {
-        let is_exclusive = |container: CpuAndMemory<'_>| container.exclusive_cpus() > 0;
-        if self.is_empty()
-            || !containers.clone().all(|container| container.is_guaranteed())
-            || !containers.clone().any(is_exclusive)
-        {
+    pub fn with_numa<'a>(mut self, containers: &(impl Iterator<Item = CpuAndMemory<'a>> + Clone)) -> Self {
+        if self.is_empty() || !containers.clone().all(|container| container.is_guaranteed()) {
             return self;
         }
         let with_devices = self.asks.iter().flat_map(|ask| &ask.containers);
@@ -230,19 +236,25 @@ impl Request {
             with_devices.map(|container| Arc::clone(&container.name)).collect();
         for ask in &mut self.asks {
             let is_of_ask = |name: &str| ask.containers.iter().any(|asking| *asking.name == *name);
-            let is_of_other_ask = |container: CpuAndMemory<'_>| {
-                is_exclusive(container) && with_devices.contains(container.name) && !is_of_ask(container.name)
-            };
-            if containers.clone().any(is_of_other_ask) {
+            let mut elsewhere = containers
+                .clone()
+                .filter(|container| with_devices.contains(container.name) && !is_of_ask(container.name));
+            let counts_memory = elsewhere.clone().next().is_none();
+            if elsewhere.any(|container| container.exclusive_cpus() > 0) {
                 continue;
             }
             let all = containers.clone().map(|container| {
                 let asking = ask.containers.iter().position(|asking| *asking.name == *container.name);
-                let cpus = container.exclusive_cpus();
-                ContainerCpus { container: asking, kind: container.kind, cpus, is_first: false }
+                let memory = if counts_memory { container.memory() } else { 0 };
+                let needs = NumaNeeds { cpus: container.exclusive_cpus(), memory };
+                NumaDemand { container: asking, kind: container.kind, needs, is_first: false }
             });
-            ask.cpus = all.filter(|container| container.container.is_some() || container.cpus > 0).collect();
-            if let Some(first) = ask.cpus.first_mut() {
+            let all = all.filter(|container| container.container.is_some() || !container.needs.is_none());
+            ask.numa = all.collect();
+            if ask.numa.iter().all(|container| container.needs.is_none()) {
+                ask.numa.clear();
+            }
+            if let Some(first) = ask.numa.first_mut() {
                 first.is_first = true;
             }
         }
@@ -260,9 +272,9 @@ impl Request {
         Arc::new(Self { asks: asks.cloned().collect(), order: self.order.clone(), placement })
     }
 
-    /// The exclusive CPUs of the pod's containers; empty if none are counted.
-    pub fn cpus(&self) -> &[ContainerCpus] {
-        self.asks.iter().map(|ask| &ask.cpus[..]).find(|cpus| !cpus.is_empty()).unwrap_or_default()
+    /// What the pod's containers need of certain NUMA nodes; empty if nothing is counted.
+    pub fn numa(&self) -> &[NumaDemand] {
+        self.asks.iter().map(|ask| &ask.numa[..]).find(|numa| !numa.is_empty()).unwrap_or_default()
     }
 
     /// Whether nothing is asked for.
@@ -291,18 +303,42 @@ impl CpuAndMemory<'_> {
     fn exclusive_cpus(&self) -> u32 {
         self.cpu.0.and_then(|limit| quantity::count(limit).ok()).unwrap_or(0)
     }
+
+    /// The bytes of memory that it has in such a pod.
+    fn memory(&self) -> u64 {
+        let bytes = self.memory.0.and_then(|limit| quantity::units(limit).ok());
+        bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0)
+    }
 }
 
-impl ContainerCpus {
-    /// The CPUs of pods that are gone. Their number is unknown, so they are as many as their NUMA nodes have.
-    pub const UNKNOWN: [Self; 1] =
-        [Self { container: Some(0), kind: ContainerKind::App, cpus: u32::MAX, is_first: true }];
+impl NumaNeeds {
+    pub fn is_none(self) -> bool {
+        self == Self::default()
+    }
 
-    /// The CPUs of a pod of these containers.
-    pub fn of_pod(containers: &[Self]) -> u32 {
-        let (mut lasting, mut peak) = (0u32, 0u32);
+    fn plus(self, other: Self) -> Self {
+        Self { cpus: self.cpus.saturating_add(other.cpus), memory: self.memory.saturating_add(other.memory) }
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self { cpus: self.cpus.max(other.cpus), memory: self.memory.max(other.memory) }
+    }
+}
+
+impl NumaDemand {
+    /// Those of pods that are gone. Their numbers are unknown, so they are as many as their NUMA nodes have.
+    pub const UNKNOWN: [Self; 1] = [Self {
+        container: Some(0),
+        kind: ContainerKind::App,
+        needs: NumaNeeds { cpus: u32::MAX, memory: u64::MAX },
+        is_first: true,
+    }];
+
+    /// What a pod of these containers needs.
+    pub fn of_pod(containers: &[Self]) -> NumaNeeds {
+        let (mut lasting, mut peak) = (NumaNeeds::default(), NumaNeeds::default());
         for container in containers {
-            let while_it_runs = lasting.saturating_add(container.cpus);
+            let while_it_runs = lasting.plus(container.needs);
             match container.kind {
                 ContainerKind::Init => peak = peak.max(while_it_runs),
                 ContainerKind::Sidecar | ContainerKind::App => lasting = while_it_runs,
@@ -311,9 +347,14 @@ impl ContainerCpus {
         lasting.max(peak)
     }
 
-    /// A container that asks for devices and has no exclusive CPUs.
+    /// A container that asks for devices only.
     pub fn none(container: usize) -> Self {
-        Self { container: Some(container), kind: ContainerKind::App, cpus: 0, is_first: container == 0 }
+        Self {
+            container: Some(container),
+            kind: ContainerKind::App,
+            needs: NumaNeeds::default(),
+            is_first: container == 0,
+        }
     }
 }
 
@@ -333,11 +374,6 @@ impl ContainerAsk {
 }
 
 impl Ask {
-    /// The exclusive CPUs of the pod as kubelet's Topology Manager counts them in the scope `pod`.
-    pub fn cpus(&self) -> u32 {
-        ContainerCpus::of_pod(&self.cpus)
-    }
-
     /// The container that asks for most, the first of several, and its number.
     pub fn most(&self) -> Option<(&str, u32)> {
         let mut most: Option<(&str, u32)> = None;
@@ -369,7 +405,7 @@ impl Ask {
     /// container returns all it had to the pool; a sidecar or app container keeps its devices.
     fn replay(resource: ResourceName, counts: &[(&str, ContainerKind, u32)]) -> Self {
         let mut ask =
-            Self { resource, devices: 0, blocks: Vec::new(), containers: Vec::new(), cpus: Vec::new() };
+            Self { resource, devices: 0, blocks: Vec::new(), containers: Vec::new(), numa: Vec::new() };
         let mut pool = Pool::default();
         for &(name, kind, count) in counts {
             let mut container = ContainerAsk {
@@ -551,7 +587,7 @@ mod tests {
         }
     }
 
-    fn with_cpus(containers: &[(&str, ContainerKind, [Option<&str>; 4])]) -> Vec<(Option<usize>, u32)> {
+    fn with_numa(containers: &[(&str, ContainerKind, [Option<&str>; 4])]) -> Vec<(Option<usize>, u32, u64)> {
         let resources = [ResourceName::from("nvidia.com/gpu")];
         let asking = |_| {
             // The first container asks for no device.
@@ -564,19 +600,20 @@ mod tests {
         let each = containers.iter().map(|(name, kind, [cpu, requested, memory, requested_memory])| {
             CpuAndMemory { name, kind: *kind, cpu: (*cpu, *requested), memory: (*memory, *requested_memory) }
         });
-        let request = Request::read(&resources, asking).unwrap().with_cpus(&each);
-        request.asks[0].cpus.iter().map(|one| (one.container, one.cpus)).collect()
+        let request = Request::read(&resources, asking).unwrap().with_numa(&each);
+        let demands = request.asks[0].numa.iter();
+        demands.map(|one| (one.container, one.needs.cpus, one.needs.memory >> 30)).collect()
     }
 
-    /// Kubelet's static CPU manager: whole CPUs of Guaranteed pods.
+    /// Kubelet's static CPU manager: whole CPUs of Guaranteed pods. Its static memory manager: memory of all their
+    /// containers.
     #[test]
-    fn whole_cpus_of_guaranteed_pods_are_exclusive() {
+    fn guaranteed_pods_need_whole_cpus_and_memory_of_numa_nodes() {
         let whole = [Some("2"), Some("2000m"), Some("1Gi"), Some("1024Mi")];
         let part = [Some("1500m"), None, Some("1Gi"), None];
-        assert_eq!(with_cpus(&[("a", Init, whole), ("b", App, part)]), [(None, 2), (Some(0), 0)]);
-        assert_eq!(with_cpus(&[("a", App, part), ("b", App, whole)]), [(Some(0), 2)]);
-        // Without exclusive CPUs nothing is kept of them.
-        assert_eq!(with_cpus(&[("a", App, part), ("b", App, part)]), []);
+        assert_eq!(with_numa(&[("a", Init, whole), ("b", App, part)]), [(None, 2, 1), (Some(0), 0, 1)]);
+        assert_eq!(with_numa(&[("a", App, part), ("b", App, whole)]), [(None, 0, 1), (Some(0), 2, 1)]);
+        assert_eq!(with_numa(&[("a", App, part), ("b", App, part)]), [(None, 0, 1), (Some(0), 0, 1)]);
         for not_guaranteed in [
             [Some("2"), Some("1"), Some("1Gi"), None],
             [None, Some("2"), Some("1Gi"), None],
@@ -585,13 +622,14 @@ mod tests {
             [Some("0"), None, Some("1Gi"), None],
             [Some("two"), None, Some("1Gi"), None],
         ] {
-            assert_eq!(with_cpus(&[("a", App, whole), ("b", App, not_guaranteed)]), [], "{not_guaranteed:?}");
+            assert_eq!(with_numa(&[("a", App, whole), ("b", App, not_guaranteed)]), [], "{not_guaranteed:?}");
         }
     }
 
-    /// The CPUs of the first container are on the NUMA node of its MIG device, which is not known with the GPUs.
+    /// The CPUs and the memory of the first container are on the NUMA node of its MIG device, which is not known with the
+    /// GPUs.
     #[test]
-    fn cpus_with_other_devices_are_not_counted() {
+    fn needs_with_other_devices_are_not_counted() {
         let resources = [ResourceName::from("nvidia.com/gpu"), ResourceName::from("nvidia.com/mig-1g.10gb")];
         let counted = |wanted: [[&'static str; 2]; 2], cpus: [&'static str; 2]| {
             let asking = |resource: &str| {
@@ -605,28 +643,34 @@ mod tests {
                 cpu: (Some(cpus), None),
                 memory: (Some("1Gi"), None),
             });
-            let request = Request::read(&resources, asking).unwrap().with_cpus(&each);
-            let of_asks: Vec<u32> = request.asks.iter().map(Ask::cpus).collect();
-            (of_asks, ContainerCpus::of_pod(request.cpus()))
+            let request = Request::read(&resources, asking).unwrap().with_numa(&each);
+            let numbers = |numa: &[NumaDemand]| {
+                let needs = NumaDemand::of_pod(numa);
+                (needs.cpus, needs.memory >> 30)
+            };
+            let of_asks: Vec<_> = request.asks.iter().map(|ask| numbers(&ask.numa)).collect();
+            (of_asks, numbers(request.numa()))
         };
-        assert_eq!(counted([["0", "1"], ["1", "0"]], ["2", "3"]), (vec![0, 0], 0));
-        assert_eq!(counted([["0", "1"], ["1", "0"]], ["500m", "3"]), (vec![3, 0], 3));
-        assert_eq!(counted([["1", "1"], ["0", "1"]], ["2", "3"]), (vec![0, 5], 5));
-        assert_eq!(counted([["1", "1"], ["0", "0"]], ["2", "3"]), (vec![5, 5], 5));
+        assert_eq!(counted([["0", "1"], ["1", "0"]], ["2", "3"]), (vec![(0, 0), (0, 0)], (0, 0)));
+        assert_eq!(counted([["0", "1"], ["1", "0"]], ["500m", "3"]), (vec![(3, 0), (0, 0)], (3, 0)));
+        assert_eq!(counted([["1", "1"], ["0", "1"]], ["2", "3"]), (vec![(0, 0), (5, 2)], (5, 2)));
+        assert_eq!(counted([["1", "1"], ["0", "0"]], ["2", "3"]), (vec![(5, 2), (5, 2)], (5, 2)));
     }
 
-    /// Kubelet's `podGuaranteedCPUs`.
+    /// Kubelet's `podGuaranteedCPUs` and `getPodRequestedResources`.
     #[test]
-    fn cpus_of_pod_count_init_containers_by_their_peak() {
+    fn needs_of_pod_count_init_containers_by_their_peak() {
         let cpus = |kinds: &[(ContainerKind, u32)]| {
             let mut ask = Ask::single("nvidia.com/gpu".into(), 1);
-            let each = kinds.iter().map(|(kind, cpus)| ContainerCpus {
+            let each = kinds.iter().map(|(kind, cpus)| NumaDemand {
                 kind: *kind,
-                cpus: *cpus,
-                ..ContainerCpus::none(0)
+                needs: NumaNeeds { cpus: *cpus, memory: u64::from(*cpus) << 30 },
+                ..NumaDemand::none(0)
             });
-            ask.cpus = each.collect();
-            ask.cpus()
+            ask.numa = each.collect();
+            let needs = NumaDemand::of_pod(&ask.numa);
+            assert_eq!(needs.memory >> 30, u64::from(needs.cpus));
+            needs.cpus
         };
         assert_eq!(cpus(&[(Init, 4), (App, 2), (App, 1)]), 4);
         assert_eq!(cpus(&[(Sidecar, 1), (Init, 4), (App, 2)]), 5);

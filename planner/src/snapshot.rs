@@ -17,7 +17,7 @@ use crate::devices::DeviceSet;
 use crate::inventory::GpuFault;
 use crate::kind::{Kind, Spot};
 use crate::numa::Alignment;
-use crate::request::{ContainerCpus, Request};
+use crate::request::{NumaDemand, Request};
 use crate::shape::Shape;
 use crate::site::Site;
 
@@ -289,28 +289,30 @@ impl Class {
         class
     }
 
-    /// Counts what a pod has as free: devices, by pool, and exclusive CPUs on the NUMA nodes of these devices. CPUs of
-    /// containers without devices may be on any NUMA node.
-    pub fn release(&mut self, devices: &[DeviceSet], cpus: &[ContainerCpus]) {
+    /// Counts what a pod has as free: devices, by pool, and CPUs and memory of the NUMA nodes of these devices. Those of
+    /// containers without devices may be of any NUMA node.
+    pub fn release(&mut self, devices: &[DeviceSet], numa: &[NumaDemand]) {
         for (pool, devices) in self.pools.iter_mut().zip(devices) {
             pool.free.add(devices);
             pool.open.add(devices);
         }
-        let released = ContainerCpus::of_pod(cpus);
-        if released == 0 {
+        if numa.iter().all(|container| container.needs.is_none()) {
             return;
         }
-        let is_anywhere = cpus.iter().any(|container| container.container.is_none());
         let aligned = self.pools.iter().zip(devices);
         let aligned = aligned.filter_map(|(pool, devices)| Some((pool.alignment.as_ref()?, devices)));
         let nodes: BTreeSet<u32> =
             aligned.flat_map(|(alignment, devices)| alignment.nodes_of(devices)).collect();
         for pool in &mut self.pools {
-            if let Some(alignment) = pool.alignment.as_ref().filter(|alignment| alignment.counts_cpus()) {
-                let alignment = alignment.with_free_cpus(|cpus| {
-                    let is_released = is_anywhere || nodes.contains(&cpus.node);
-                    let more = if is_released { released } else { 0 };
-                    cpus.free.saturating_add(more).min(cpus.allocatable.max(cpus.free))
+            if let Some(alignment) = pool.alignment.as_ref().filter(|alignment| alignment.counts_numa()) {
+                let counted = alignment.counted(numa);
+                let is_anywhere = counted.iter().any(|container| container.container.is_none());
+                let released = NumaDemand::of_pod(&counted);
+                let alignment = alignment.with_free(|mut node| {
+                    if is_anywhere || nodes.contains(&node.node) {
+                        node.release(released);
+                    }
+                    node
                 });
                 pool.alignment = Some(Arc::new(alignment));
             }

@@ -63,7 +63,7 @@ pub struct Args {
     #[arg(long, value_name = "SOCKET", default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
     pub pod_resources_socket: PathBuf,
 
-    /// Kubelet's configuration file as seen by this process. Its Topology Manager is published, and the CPUs that it aligns, so that no
+    /// Kubelet's configuration file as seen by this process. Its Topology Manager is published, and the CPUs and the memory that it aligns, so that no
     /// pod gets devices that kubelet would refuse. Without it the Topology Manager is unknown
     #[arg(long, env = "GANTRY_KUBELET_CONFIG", value_name = "FILE")]
     pub kubelet_config: Option<PathBuf>,

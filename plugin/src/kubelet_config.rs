@@ -1,5 +1,5 @@
 //! Kubelet's configuration file, as far as the choice of devices depends on it: the Topology Manager, and how the CPU
-//! manager aligns CPUs. What its flags set over the file is not known here.
+//! manager gives CPUs. What its flags set over the file is not known here.
 
 use std::path::Path;
 
@@ -18,6 +18,8 @@ pub struct KubeletConfig {
     pub topology: KubeletTopology,
     /// The CPU manager aligns CPUs by socket (`align-by-socket`), not by NUMA node.
     pub aligns_cpus_by_socket: bool,
+    /// The CPU manager gives whole cores only (`full-pcpus-only`).
+    pub gives_whole_cores: bool,
 }
 
 impl KubeletConfig {
@@ -25,6 +27,11 @@ impl KubeletConfig {
     /// read here: kubelet lists allocatable CPUs only then.
     pub fn refuses_by_cpus(&self) -> bool {
         self.topology.policy.refuses() && !self.aligns_cpus_by_socket
+    }
+
+    /// The same by the memory of each NUMA node, if its memory manager is static.
+    pub fn refuses_by_memory(&self) -> bool {
+        self.topology.policy.refuses()
     }
 }
 
@@ -42,6 +49,7 @@ struct Written {
 #[serde(rename_all = "kebab-case", default)]
 struct CpuOptions {
     align_by_socket: Option<String>,
+    full_pcpus_only: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -122,8 +130,13 @@ fn parse(text: &str) -> Result<KubeletConfig, KubeletConfigError> {
             "whole numbers",
         )?,
     };
-    let by_socket = written.cpu_manager_policy_options.align_by_socket;
-    Ok(KubeletConfig { topology, aligns_cpus_by_socket: by_socket.is_some_and(|written| written == "true") })
+    let cpus = written.cpu_manager_policy_options;
+    let is_true = |written: Option<String>| written.is_some_and(|written| written == "true");
+    Ok(KubeletConfig {
+        topology,
+        aligns_cpus_by_socket: is_true(cpus.align_by_socket),
+        gives_whole_cores: is_true(cpus.full_pcpus_only),
+    })
 }
 
 /// The value of a field with few words, kubelet's default where it is absent or empty.
@@ -163,9 +176,10 @@ mod tests {
     fn cpus_count_under_refusing_policies_by_numa_node() {
         let refuses = |text: &str| parse(text).unwrap().refuses_by_cpus();
         assert!(refuses("topologyManagerPolicy: restricted\ncpuManagerPolicy: static\n"));
-        assert!(refuses(
-            "topologyManagerPolicy: single-numa-node\ncpuManagerPolicyOptions: {full-pcpus-only: \"true\"}\n"
-        ));
+        let whole =
+            "topologyManagerPolicy: single-numa-node\ncpuManagerPolicyOptions: {full-pcpus-only: \"true\"}\n";
+        assert!(refuses(whole));
+        assert!(parse(whole).unwrap().gives_whole_cores);
         assert!(!refuses("topologyManagerPolicy: best-effort\ncpuManagerPolicy: static\n"));
         assert!(!refuses(
             "topologyManagerPolicy: restricted\ncpuManagerPolicyOptions: {align-by-socket: \"true\"}\n"

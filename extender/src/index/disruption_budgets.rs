@@ -270,7 +270,7 @@ mod tests {
                 uid: uid.into(),
                 node: NodeIx(0),
                 devices: Vec::new(),
-                cpus: Vec::new(),
+                numa: Vec::new(),
                 resources: Resources::default(),
                 role: 0,
             };

@@ -79,7 +79,7 @@ pub(super) struct GangIndex {
     /// Since when plugins of nodes with places do not serve.
     troubled: HashMap<NodeIx, Instant>,
     /// Since when slots lack exclusive CPUs, by gang and number.
-    without_cpus: HashMap<(Arc<GangKey>, u32), Instant>,
+    without_numa: HashMap<(Arc<GangKey>, u32), Instant>,
     /// Where devices for gangs that do not fit come from.
     reclaim: reclaim::Reclaim,
     offers: plan_input::Offers,
@@ -119,7 +119,7 @@ impl GangIndex {
             spares: BTreeSet::new(),
             suspects: BTreeSet::new(),
             troubled: HashMap::new(),
-            without_cpus: HashMap::new(),
+            without_numa: HashMap::new(),
             reclaim: reclaim::Reclaim::default(),
             offers: plan_input::Offers::default(),
             backfill: backfill::Backfill::default(),

@@ -352,8 +352,8 @@ impl Inspection<'_> {
         left: Option<&Resources>,
         ended: &[&(PodUid, Vec<DeviceSet>)],
     ) -> bool {
-        let cpus = |uid: &PodUid| self.index.pods.get(uid).map_or(&[][..], |pod| pod.cpus());
-        let back: Vec<_> = ended.iter().map(|(uid, sets)| (sets.as_slice(), cpus(uid))).collect();
+        let numa = |uid: &PodUid| self.index.pods.get(uid).map_or(&[][..], |pod| pod.numa());
+        let back: Vec<_> = ended.iter().map(|(uid, sets)| (sets.as_slice(), numa(uid))).collect();
         let has_resources = left.is_none_or(|left| {
             let mut left = left.clone();
             let pods = ended.iter().filter_map(|(uid, _)| self.index.pods.get(uid));

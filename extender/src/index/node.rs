@@ -14,8 +14,8 @@ use crate::pod::PodFacts;
 use gantry_gang::protocol::Withheld;
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::inventory::{self, Held, Inventory};
-use gantry_planner::numa::Alignment;
-use gantry_planner::request::{ContainerCpus, ContainerKind};
+use gantry_planner::numa::{Alignment, NumaNode};
+use gantry_planner::request::{ContainerKind, NumaDemand, NumaNeeds};
 use gantry_planner::snapshot::{Class, Pool, ScoreCache, Standing};
 
 /// One node.
@@ -35,19 +35,21 @@ pub(super) struct Node {
     /// Devices of deleted pods that may still have processes, each with the time since when: one that is never released
     /// does not delay the others.
     lingering: HashMap<DeviceId, Instant>,
-    /// Exclusive CPUs of pods that kubelet's list does not show yet.
-    unlisted_cpus: Vec<UnlistedCpus>,
-    /// The free CPUs of each NUMA node, in the order of the inventory.
-    free_cpus: Vec<u32>,
+    /// CPUs and memory of pods that kubelet's list does not show yet.
+    unlisted: Vec<Unlisted>,
+    /// What is free of each NUMA node, in the order of the inventory.
+    free_numa: Vec<NumaNode>,
 }
 
-/// The exclusive CPUs of a pod that was granted devices, and that kubelet's list does not show yet.
+/// The CPUs and the memory of a pod that was granted devices, and that kubelet's list does not show yet.
 #[derive(Debug)]
-struct UnlistedCpus {
+struct Unlisted {
     pod: PodUid,
-    cpus: u32,
+    needs: NumaNeeds,
     /// The NUMA nodes that they may be taken of. If these are several, they count in each.
     nodes: BTreeSet<u32>,
+    /// One container has all of it.
+    is_of_one: bool,
 }
 
 /// What a new computation of the ledger changed.
@@ -72,8 +74,8 @@ impl Node {
             ledger: Arc::default(),
             revision: 0,
             lingering: HashMap::new(),
-            unlisted_cpus: Vec::new(),
-            free_cpus: Vec::new(),
+            unlisted: Vec::new(),
+            free_numa: Vec::new(),
         }
     }
 
@@ -201,13 +203,13 @@ impl Node {
         let before = std::mem::replace(&mut self.ledger, Arc::new(ledger));
         let faults = self.ledger.faults.iter();
         change.faults = faults.filter(|fault| !before.faults.contains(fault)).cloned().collect();
-        let gained_cpus = self.settle_cpus(pods);
+        let gained_numa = self.settle_numa(pods);
         let mut pools = self.ledger.pools.iter().enumerate();
         change.gained = pools.any(|(index, pool)| match before.pools.get(index) {
             Some(before) => !pool.free.is_subset(&before.free),
             None => !pool.free.is_empty(),
         });
-        change.gained |= gained_cpus;
+        change.gained |= gained_numa;
         let lingered = match self.occupancy.has_unassigned() {
             true => self.lingering.len(),
             false => 0,
@@ -217,38 +219,44 @@ impl Node {
         change
     }
 
-    /// Counts the CPUs that pods have or are about to get. True if some came free.
-    fn settle_cpus(&mut self, pods: &PodStore) -> bool {
-        if !self.counts_cpus() {
-            self.unlisted_cpus.clear();
-            self.free_cpus.clear();
+    /// Counts the CPUs and the memory that pods have or are about to get. True if some came free.
+    fn settle_numa(&mut self, pods: &PodStore) -> bool {
+        if !self.counts_numa() {
+            self.unlisted.clear();
+            self.free_numa.clear();
             return false;
         }
-        self.unlisted_cpus = self.unlisted_cpus(pods);
-        let cpus = self.inventory.iter().flat_map(|inventory| &inventory.cpus);
-        let free: Vec<u32> = cpus.map(|cpus| self.free_cpus_of(cpus.node, None)).collect();
-        let before = std::mem::replace(&mut self.free_cpus, free);
-        let mut both = self.free_cpus.iter().zip(before.iter().map(Some).chain(std::iter::repeat(None)));
-        both.any(|(now, before)| before.is_none_or(|before| now > before))
+        self.unlisted = self.unlisted(pods);
+        let nodes = self.inventory.iter().flat_map(|inventory| &inventory.numa);
+        let free: Vec<NumaNode> = nodes.map(|node| self.free_of(node.node, None)).collect();
+        let before = std::mem::replace(&mut self.free_numa, free);
+        let mut both = self.free_numa.iter().zip(before.iter().map(Some).chain(std::iter::repeat(None)));
+        both.any(|(now, before)| before.is_none_or(|before| now.gained_since(before)))
     }
 
-    /// Whether kubelet refuses pods by their CPUs.
-    pub(super) fn counts_cpus(&self) -> bool {
+    /// Whether kubelet refuses pods by their CPUs or memory.
+    pub(super) fn counts_numa(&self) -> bool {
         let counts =
-            |pool: &inventory::Pool| pool.alignment.as_ref().is_some_and(|known| known.counts_cpus());
+            |pool: &inventory::Pool| pool.alignment.as_ref().is_some_and(|known| known.counts_numa());
         self.inventory.as_ref().is_some_and(|inventory| inventory.pools.iter().any(counts))
     }
 
-    /// The CPUs of live pods, of binds and of members of gangs with a reservation that kubelet's list does not show.
-    fn unlisted_cpus(&self, pods: &PodStore) -> Vec<UnlistedCpus> {
+    /// The CPUs and the memory of live pods, of binds and of members of gangs with a reservation that kubelet's list does not
+    /// show.
+    fn unlisted(&self, pods: &PodStore) -> Vec<Unlisted> {
         let Some(inventory) = &self.inventory else {
             return Vec::new();
         };
-        let mut unlisted: Vec<UnlistedCpus> = Vec::new();
-        let mut add = |pod: &PodUid, cpus: &[ContainerCpus], devices: &dyn Fn(usize) -> DeviceSet| {
+        let mut unlisted: Vec<Unlisted> = Vec::new();
+        let mut alignments = inventory.pools.iter().filter_map(|pool| pool.alignment.as_ref());
+        let Some(counting) = alignments.find(|alignment| alignment.counts_numa()) else {
+            return Vec::new();
+        };
+        let mut add = |pod: &PodUid, demands: &[NumaDemand], devices: &dyn Fn(usize) -> DeviceSet| {
+            let demands = counting.counted(demands);
             let (namespace, name) = pods.get(pod).map_or(("", ""), |pod| (&*pod.namespace, &*pod.name));
-            // Kubelet's list has no devices of init containers. The CPUs of the other containers it has.
-            let mut with_devices = cpus.iter().filter(|container| container.container.is_some());
+            // Kubelet's list has nothing of init containers.
+            let mut with_devices = demands.iter().filter(|container| container.container.is_some());
             let is_of_init = with_devices.all(|container| container.kind == ContainerKind::Init);
             let is_listed = || {
                 let listed = |held: &Held| match held.provenance {
@@ -259,11 +267,11 @@ impl Node {
                 };
                 inventory.holders.iter().any(|held| listed(held) && held.is_of(pod, namespace, name))
             };
-            if cpus.is_empty() || unlisted.iter().any(|known| known.pod == *pod) || is_listed() {
+            if demands.is_empty() || unlisted.iter().any(|known| known.pod == *pod) || is_listed() {
                 return;
             }
-            // Kubelet puts the CPUs of containers without devices on any NUMA node.
-            let nodes = match cpus.iter().all(|container| container.container.is_some()) {
+            // Kubelet takes what containers without devices need of any NUMA node.
+            let nodes = match demands.iter().all(|container| container.container.is_some()) {
                 true => {
                     let alignments = inventory.pools.iter().map(|pool| pool.alignment.as_ref()).enumerate();
                     let aligned = alignments.filter_map(|(index, alignment)| Some((index, alignment?)));
@@ -273,14 +281,15 @@ impl Node {
                         })
                         .collect()
                 }
-                false => inventory.cpus.iter().map(|cpus| cpus.node).collect(),
+                false => inventory.numa.iter().map(|node| node.node).collect(),
             };
-            unlisted.push(UnlistedCpus { pod: pod.clone(), cpus: ContainerCpus::of_pod(cpus), nodes });
+            let (needs, is_of_one) = (NumaDemand::of_pod(&demands), demands.len() == 1);
+            unlisted.push(Unlisted { pod: pod.clone(), needs, nodes, is_of_one });
         };
         let of_pod = |uid: &PodUid| pods.get(uid)?.request.as_ref().ok();
         for (uid, held) in self.holders() {
             if let Some(request) = of_pod(uid) {
-                add(uid, request.cpus(), &|index| held.get(index).cloned().unwrap_or_default());
+                add(uid, request.numa(), &|index| held.get(index).cloned().unwrap_or_default());
             }
         }
         let named = |devices: &Devices, index: usize| {
@@ -291,32 +300,39 @@ impl Node {
             })
         };
         for bind in self.occupancy.binds() {
-            add(bind.uid(), bind.cpus(), &|index| named(bind.devices(), index));
+            add(bind.uid(), bind.numa(), &|index| named(bind.devices(), index));
         }
         for reservation in self.occupancy.gang_reservations() {
             if let Some((uid, request)) = reservation.pod.as_ref().and_then(|uid| Some((uid, of_pod(uid)?))) {
-                add(uid, request.cpus(), &|index| named(&reservation.devices, index));
+                add(uid, request.numa(), &|index| named(&reservation.devices, index));
             }
         }
         unlisted
     }
 
-    /// The free CPUs of a NUMA node, with those of the pod `except`.
-    fn free_cpus_of(&self, node: u32, except: Option<&str>) -> u32 {
-        let mut cpus = self.inventory.iter().flat_map(|inventory| &inventory.cpus);
-        let free = cpus.find(|cpus| cpus.node == node).map_or(0, |cpus| cpus.free);
-        let unlisted = self.unlisted_cpus.iter().filter(|unlisted| unlisted.nodes.contains(&node));
-        let unlisted = unlisted.filter(|unlisted| except != Some(unlisted.pod.as_str()));
-        unlisted.fold(free, |free, unlisted| free.saturating_sub(unlisted.cpus))
+    /// What is free of a NUMA node, with what the pod `except` has.
+    fn free_of(&self, node: u32, except: Option<&str>) -> NumaNode {
+        let mut nodes = self.inventory.iter().flat_map(|inventory| &inventory.numa);
+        let known = nodes.find(|known| known.node == node).copied();
+        let mut free = known.unwrap_or(NumaNode { node, ..NumaNode::default() });
+        let unlisted = self.unlisted.iter().filter(|unlisted| unlisted.nodes.contains(&node));
+        for unlisted in unlisted.filter(|unlisted| except != Some(unlisted.pod.as_str())) {
+            let group = match unlisted.is_of_one {
+                true => unlisted.nodes.iter().copied().collect(),
+                false => std::iter::once(node).collect(),
+            };
+            free.take(unlisted.needs, group);
+        }
+        free
     }
 
     /// How kubelet aligns the devices of a pool now, for the pod `except` or for any.
     fn alignment(&self, pool: &inventory::Pool, except: Option<&str>) -> Option<Arc<Alignment>> {
         let alignment = pool.alignment.as_ref()?;
-        if !alignment.counts_cpus() {
+        if !alignment.counts_numa() {
             return Some(Arc::clone(alignment));
         }
-        Some(Arc::new(alignment.with_free_cpus(|cpus| self.free_cpus_of(cpus.node, except))))
+        Some(Arc::new(alignment.with_free(|node| self.free_of(node.node, except))))
     }
 
     fn mark_lingering(&mut self, now: Instant) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gantry_api::{
     Cordons, DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState, NumaNodeCpus,
-    Provenance, ResourceName, SharingPolicy, quantity,
+    NumaNodeMemory, Provenance, ResourceName, SharingPolicy, quantity,
 };
 use gantry_gang::{NodeFacts, Resources, Taint};
 use gantry_topology::{Gpu, Machine, MachineParts};
@@ -22,7 +22,7 @@ use crate::watch::stream::Streamed;
 use crate::watched::Watched;
 use gantry_planner::inventory::{CordonedGpu, Device, Held, Inventory, Pool};
 use gantry_planner::kind::{Kind, Kinds, Sharing, Spot, Units};
-use gantry_planner::numa::NumaCpus;
+use gantry_planner::numa::{NumaCpus, NumaMemory, NumaNode};
 
 /// Longest reason that is kept of an unhealthy device or a plugin that is not ready, in bytes.
 const MAX_REASON: usize = 200;
@@ -40,8 +40,8 @@ pub fn inventory(watched: &Watched, node: PartialGpuNode, kinds: &mut Kinds) -> 
             let mut inventory = account_for(watched, (spec.machine.gpus(), &cordons), status.as_ref(), kind);
             if let Some(kubelet) = &spec.kubelet {
                 let numa: Vec<Option<u32>> = spec.machine.gpus().iter().map(numa_node).collect();
-                let Inventory { pools, cpus, .. } = &mut inventory;
-                pools.iter_mut().for_each(|pool| pool.align(kubelet, &numa, cpus));
+                let Inventory { pools, numa: nodes, .. } = &mut inventory;
+                pools.iter_mut().for_each(|pool| pool.align(kubelet, &numa, nodes));
             }
             Some(inventory)
         }
@@ -103,8 +103,8 @@ fn account_for(
     let models = machine.iter().map(|gpu| gpu.model.as_deref().unwrap_or_default().into()).collect();
     let cost = watched.cost(machine.iter().map(|gpu| gpu.model.as_deref().unwrap_or_default()), &kind);
     let cordons = cordoned_gpus(machine, cordons, published);
-    let cpus = status.map_or(&[][..], |status| status.cpus.as_slice()).iter().map(numa_cpus).collect();
-    Inventory { kind, pools, holders, cpus, not_ready, cordons, models, cost }
+    let numa = status.map_or_else(Vec::new, numa_nodes);
+    Inventory { kind, pools, holders, numa, not_ready, cordons, models, cost }
 }
 
 fn cordoned_gpus(machine: &[Gpu], cordons: &Cordons, published: &[DeviceStatus]) -> Vec<CordonedGpu> {
@@ -120,9 +120,23 @@ fn cordoned_gpus(machine: &[Gpu], cordons: &Cordons, published: &[DeviceStatus])
     cordoned.collect()
 }
 
-fn numa_cpus(published: &NumaNodeCpus) -> NumaCpus {
-    let NumaNodeCpus { node, total, allocatable, held } = *published;
-    NumaCpus { node, total, allocatable, free: allocatable.saturating_sub(held) }
+/// The CPUs and the memory of each NUMA node, sorted by its number.
+fn numa_nodes(status: &GpuNodeStatus) -> Vec<NumaNode> {
+    let mut nodes: BTreeMap<u32, NumaNode> = BTreeMap::new();
+    let empty = |node| NumaNode { node, ..NumaNode::default() };
+    for NumaNodeCpus { node, total, allocatable, held, core } in status.cpus.iter().copied() {
+        let free = allocatable.saturating_sub(held);
+        nodes.entry(node).or_insert_with(|| empty(node)).cpus =
+            NumaCpus { total, allocatable, free, core: core.unwrap_or(0) };
+    }
+    for NumaNodeMemory { node, allocatable_bytes, held_bytes, group } in &status.memory {
+        nodes.entry(*node).or_insert_with(|| empty(*node)).memory = NumaMemory {
+            allocatable: *allocatable_bytes,
+            free: allocatable_bytes.saturating_sub(*held_bytes),
+            group: group.iter().copied().collect(),
+        };
+    }
+    nodes.into_values().collect()
 }
 
 /// The NUMA node of a GPU that the plugin registers with kubelet.

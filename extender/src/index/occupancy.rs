@@ -12,7 +12,7 @@ use gantry_gang::protocol::ShapeId;
 use super::reservations::{Outcome, Reserved};
 use super::{QUARANTINE, QUARANTINE_AFTER_A_GAP, QUARANTINE_WITHOUT_TRUTH, UNSURE};
 use crate::ledger::Devices;
-use gantry_planner::request::ContainerCpus;
+use gantry_planner::request::NumaDemand;
 
 /// What keeps the devices of one node.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ pub(super) struct BindReservation {
     uid: PodUid,
     granted: Reserved,
     devices: Devices,
-    cpus: Vec<ContainerCpus>,
+    numa: Vec<NumaDemand>,
     /// Calls in flight.
     calls: u32,
     /// The furthest that any finished call came. A call that fails later does not revert it.
@@ -75,8 +75,8 @@ pub(super) struct GangReservation {
 
 impl BindReservation {
     /// A bind with its first call in flight.
-    pub(super) fn new(uid: PodUid, granted: Reserved, devices: Devices, cpus: Vec<ContainerCpus>) -> Self {
-        Self { uid, granted, devices, cpus, calls: 1, progress: Progress::Started }
+    pub(super) fn new(uid: PodUid, granted: Reserved, devices: Devices, numa: Vec<NumaDemand>) -> Self {
+        Self { uid, granted, devices, numa, calls: 1, progress: Progress::Started }
     }
 
     pub(super) fn uid(&self) -> &PodUid {
@@ -87,9 +87,9 @@ impl BindReservation {
         &self.devices
     }
 
-    /// The exclusive CPUs of the pod's containers.
-    pub(super) fn cpus(&self) -> &[ContainerCpus] {
-        &self.cpus
+    /// What the pod's containers need of certain NUMA nodes.
+    pub(super) fn numa(&self) -> &[NumaDemand] {
+        &self.numa
     }
 }
 

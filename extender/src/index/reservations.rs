@@ -283,7 +283,7 @@ impl Reservations {
         let hold = self.holds.of(&target.uid, node);
         if let (Some(hold), Some(layouts)) = (hold, self.holds.layouts(&target.uid, request))
             && are_free(entry, &hold.devices, lent)
-            && have_cpus(entry, request, layouts)
+            && have_numa(entry, request, layouts)
         {
             return Ok(layouts.to_vec());
         }
@@ -311,8 +311,8 @@ impl Reservations {
         let placement = Arc::new(Placement::new(explain(nodes.get(node), request, layouts), compared));
         let granted = Reserved::Grant { plan, annotation, placement };
         if let Some(occupancy) = nodes.occupancy_mut(node) {
-            let (uid, cpus) = (target.uid.clone(), request.cpus().to_vec());
-            occupancy.begin_bind(BindReservation::new(uid, granted.clone(), devices, cpus));
+            let (uid, numa) = (target.uid.clone(), request.numa().to_vec());
+            occupancy.begin_bind(BindReservation::new(uid, granted.clone(), devices, numa));
             self.binds.entry(target.uid.clone()).or_default().push(node);
             *self.granted.entry(GrantedSet::of(layouts, &request.placement.preferred)).or_default() += 1;
         }
@@ -421,9 +421,9 @@ fn are_free(node: &Node, devices: &[DeviceSet], lent: &[DeviceSet]) -> bool {
     })
 }
 
-/// Whether the CPUs that layouts need are still free: a hold keeps none.
-fn have_cpus(node: &Node, request: &Request, layouts: &[Layout]) -> bool {
-    if !node.counts_cpus() || request.cpus().is_empty() {
+/// Whether the CPUs and the memory that layouts need are still free: a hold keeps none.
+fn have_numa(node: &Node, request: &Request, layouts: &[Layout]) -> bool {
+    if !node.counts_numa() || request.numa().is_empty() {
         return true;
     }
     let Some(class) = node.exact(&[]) else {

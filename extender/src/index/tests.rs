@@ -1,7 +1,7 @@
 mod binds;
-mod cpus;
 mod decisions;
 mod ended;
+mod numa;
 mod parts;
 mod unschedulable;
 mod world;

@@ -18,7 +18,7 @@ use crate::wire::Offer;
 use gantry_planner::decide;
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::inventory::Pool;
-use gantry_planner::request::{ContainerCpus, Request};
+use gantry_planner::request::{NumaDemand, Request};
 use gantry_planner::snapshot::{Class, NodeIx};
 
 /// A search for the victims of one single pod.
@@ -79,7 +79,7 @@ impl<'i> VictimSearch<'i> {
         facts.is_none_or(|facts| pod.needs.admits(facts).is_ok())
             && class().is_some_and(|class| {
                 // Of pods that are gone the CPUs are unknown.
-                let unknown: &[ContainerCpus] = &ContainerCpus::UNKNOWN;
+                let unknown: &[NumaDemand] = &NumaDemand::UNKNOWN;
                 let back = [(leaving.as_slice(), unknown)];
                 fits_without(&class, request, &back, index.options.policy)
             })
@@ -156,7 +156,7 @@ impl<'i> VictimSearch<'i> {
             .collect();
         let fits = |set: &[usize]| {
             let pods = named.iter().chain(set.iter().map(|at| &others[*at]));
-            let back: Vec<_> = pods.map(|(pod, devices)| (devices.as_slice(), pod.cpus())).collect();
+            let back: Vec<_> = pods.map(|(pod, devices)| (devices.as_slice(), pod.numa())).collect();
             fits_without(&class, request, &back, index.options.policy)
         };
         let broken = |set: &[usize]| {
@@ -226,12 +226,12 @@ impl Index {
 pub(super) fn fits_without(
     class: &Class,
     request: &Request,
-    back: &[(&[DeviceSet], &[ContainerCpus])],
+    back: &[(&[DeviceSet], &[NumaDemand])],
     policy: decide::Policy,
 ) -> bool {
     let mut class = class.clone();
-    for (devices, cpus) in back {
-        class.release(devices, cpus);
+    for (devices, numa) in back {
+        class.release(devices, numa);
     }
     decide::judge(&class, request).is_ok() && decide::score(&class, request, &[], policy).is_some()
 }

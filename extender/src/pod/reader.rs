@@ -143,7 +143,7 @@ mod weight {
     use gantry_gang::Membership;
     use gantry_gang::needs::{HostPort, NodeTerm, PodTerm, Requirement, Spread, Toleration, TolerationValue};
     use gantry_gang::protocol::Stage;
-    use gantry_planner::request::{Ask, ContainerCpus, Request};
+    use gantry_planner::request::{Ask, NumaDemand, Request};
 
     use super::{Arc, BTreeMap, Needs, OtherPod, PodFacts, PodProfile, Resources};
 
@@ -198,8 +198,8 @@ mod weight {
         let containers = request.asks.iter().flat_map(|ask| &ask.containers);
         let containers =
             containers.map(|container| 2 * ENTRY + name(&container.name) + 8 * container.blocks.len());
-        let cpus = |ask: &Ask| ask.cpus.len() * size_of::<ContainerCpus>();
-        let asks = request.asks.iter().map(|ask| TEXT + ENTRY + 4 * ask.blocks.len() + cpus(ask));
+        let numa = |ask: &Ask| ask.numa.len() * size_of::<NumaDemand>();
+        let asks = request.asks.iter().map(|ask| TEXT + ENTRY + 4 * ask.blocks.len() + numa(ask));
         asks.sum::<usize>() + containers.sum::<usize>() + request.order.iter().map(name).sum::<usize>()
     }
 

@@ -180,11 +180,11 @@ impl SlimSpec {
             })
         };
         let request = Request::read_what_can_be(resources, asking)?;
-        // Kubelet's static CPU manager passes over pods that have resources as a whole.
+        // Kubelet's static managers pass over pods that have resources as a whole.
         if !self.resources.limits.is_empty() || !self.resources.requests.is_empty() {
             return Ok(request);
         }
-        Ok(request.with_cpus(&self.in_order().map(|(container, kind)| {
+        Ok(request.with_numa(&self.in_order().map(|(container, kind)| {
             let of = |name| {
                 let SlimResources { limits, requests } = &container.resources;
                 (limits.get(name).map(String::as_str), requests.get(name).map(String::as_str))

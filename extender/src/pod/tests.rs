@@ -70,16 +70,20 @@ fn pods_are_ordered_by_bind_then_creation_then_uid() {
 
 /// kube-scheduler sends the pod that the watch shows. What it asks must be equal, or a hold would not be found.
 #[test]
-fn exclusive_cpus_are_read_alike_from_watch_and_call() {
+fn numa_needs_are_read_alike_from_watch_and_call() {
     let read = |pod: &serde_json::Value| {
         let text = pod.to_string();
         let called: crate::wire::Pod<'_> = serde_json::from_str(&text).unwrap();
         let spec = called.spec.as_ref().unwrap();
         let resources = ["nvidia.com/gpu".into()];
         let request = Request::read(&resources, |resource| spec.containers_asking(resource)).unwrap();
-        let request = request.with_cpus(&spec.cpu_and_memory());
+        let request = request.with_numa(&spec.cpu_and_memory());
         assert_eq!(*facts(pod).request.unwrap(), request, "{text}");
-        request.cpus().iter().map(|one| (one.container, one.cpus)).collect::<Vec<_>>()
+        request
+            .numa()
+            .iter()
+            .map(|one| (one.container, one.needs.cpus, one.needs.memory >> 30))
+            .collect::<Vec<_>>()
     };
     let resources = json!({"cpu": "2", "memory": "1Gi"});
     let mut exclusive = pod("a", 1);
@@ -89,7 +93,7 @@ fn exclusive_cpus_are_read_alike_from_watch_and_call() {
         {"name": "fetch", "resources": {"limits": resources, "requests": resources}},
         {"name": "monitor", "restartPolicy": "Always", "resources": {"limits": {"cpu": "100m", "memory": "1Gi"}}},
     ]);
-    assert_eq!(read(&exclusive), [(None, 2), (Some(0), 4)]);
+    assert_eq!(read(&exclusive), [(None, 2, 1), (None, 0, 1), (Some(0), 4, 1)]);
     let mut burstable = exclusive.clone();
     burstable["spec"]["initContainers"][0]["resources"]["requests"]["cpu"] = "1".into();
     assert_eq!(read(&burstable), []);

@@ -427,7 +427,7 @@ async fn reason_has_requested_and_not_free_cpus() {
     assert_eq!(
         answer["FailedAndUnresolvableNodes"]["a"],
         "node(s) where the Topology Manager (restricted) would refuse 4 devices with 8 exclusive CPUs: no NUMA nodes have \
-         both free as it requires"
+         all free as it requires"
     );
     guaranteed["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "4".into();
     let answer = read(&service.filter(&body(&guaranteed, &["a"])).unwrap());

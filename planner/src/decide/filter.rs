@@ -174,12 +174,15 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
 /// container that cannot have its devices by itself, and what is free instead.
 fn unmet(site: Site<'_>, pool: &Pool, ask: &Ask) -> NodeRefusal {
     if let Some(alignment) =
-        site.alignment.filter(|alignment| alignment.counts_cpus() && !ask.cpus.is_empty())
+        site.alignment.filter(|alignment| alignment.counts_numa() && !ask.numa.is_empty())
     {
-        let without_cpus = Ask { cpus: Vec::new(), ..ask.clone() };
-        if Layout::best(site, &pool.free, &without_cpus).is_some() {
+        if let Some(refusal) = alignment.refusal_by_cores(ask) {
+            return NodeRefusal::Unmet(refusal);
+        }
+        let without_numa = Ask { numa: Vec::new(), ..ask.clone() };
+        if Layout::best(site, &pool.free, &without_numa).is_some() {
             return NodeRefusal::Cpus {
-                refusal: alignment.refusal_by_cpus(&pool.free, ask),
+                refusal: alignment.refusal_by_numa(&pool.free, ask),
                 free: alignment.free_by_node(&pool.free),
             };
         }
@@ -310,7 +313,7 @@ impl NodeRefusal {
             Self::Short(counts) => format!("node(s) with {counts}"),
             Self::Unmet(words) => format!("node(s) where {words}"),
             Self::Cpus { refusal, .. } => {
-                format!("node(s) where {refusal}: no NUMA nodes have both free as it requires")
+                format!("node(s) where {refusal}: no NUMA nodes have all free as it requires")
             }
         }
     }

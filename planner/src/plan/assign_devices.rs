@@ -13,7 +13,7 @@ use super::survey::{Counting, Survey};
 use crate::decide::megabytes;
 use crate::devices::DeviceSet;
 use crate::layout::Layout;
-use crate::request::{Ask, ContainerCpus};
+use crate::request::{Ask, NumaDemand};
 use crate::shape::Shape;
 use crate::site::Site;
 use crate::snapshot::{ClassIx, NodeIx};
@@ -178,7 +178,7 @@ fn together(survey: &Survey<'_>, resource: &ResourceName, counts: &[u32]) -> Opt
         devices: 0,
         blocks: Vec::new(),
         containers: Vec::new(),
-        cpus: Vec::new(),
+        numa: Vec::new(),
     };
     let mut owners = Vec::new();
     for (slot, (shape, count)) in survey.shapes.iter().zip(counts).enumerate() {
@@ -187,12 +187,12 @@ fn together(survey: &Survey<'_>, resource: &ResourceName, counts: &[u32]) -> Opt
         };
         for member in 0..*count as usize {
             let (from, first) = (all.blocks.len(), all.containers.len());
-            let none = (0..ask.containers.len()).map(ContainerCpus::none);
-            let cpus: Vec<ContainerCpus> =
-                if ask.cpus.is_empty() { none.collect() } else { ask.cpus.clone() };
-            all.cpus.extend(cpus.into_iter().map(|cpus| ContainerCpus {
-                container: cpus.container.map(|container| container + first),
-                ..cpus
+            let none = (0..ask.containers.len()).map(NumaDemand::none);
+            let demands: Vec<NumaDemand> =
+                if ask.numa.is_empty() { none.collect() } else { ask.numa.clone() };
+            all.numa.extend(demands.into_iter().map(|demand| NumaDemand {
+                container: demand.container.map(|container| container + first),
+                ..demand
             }));
             all.devices = all.devices.checked_add(ask.devices)?;
             all.blocks.extend_from_slice(&ask.blocks);
@@ -205,8 +205,8 @@ fn together(survey: &Survey<'_>, resource: &ResourceName, counts: &[u32]) -> Opt
             owners.push((slot, member, from..all.blocks.len()));
         }
     }
-    if all.cpus.iter().all(|container| container.cpus == 0) {
-        all.cpus.clear();
+    if all.numa.iter().all(|container| container.needs.is_none()) {
+        all.numa.clear();
     }
     Some((all, owners))
 }

@@ -17,7 +17,7 @@ use crate::decide;
 use crate::devices::DeviceSet;
 use crate::input::{PlacementRules, PlanInput, Room, Shape};
 use crate::layout::Layout;
-use crate::numa::Alignment;
+use crate::numa::{Alignment, NumaNode};
 use crate::request::Ask;
 use crate::site::Site;
 use crate::snapshot::{Class, NodeIx, Pool, Standing};
@@ -423,9 +423,9 @@ fn fitting(class: &Class, shape: &Shape, counting: Counting, most: u32) -> u32 {
             Counting::Unreserved | Counting::Served => pool.free.len() == available(pool, counting),
             Counting::Empty => false,
         };
-        Some(match is_known || !alignment.counts_cpus() {
+        Some(match is_known || !alignment.counts_numa() {
             true => Cow::Borrowed(alignment),
-            false => Cow::Owned(alignment.with_free_cpus(|cpus| cpus.allocatable)),
+            false => Cow::Owned(alignment.with_free(NumaNode::unoccupied)),
         })
     });
     let mut alignments: Vec<Option<Cow<'_, Alignment>>> = alignments.collect();
@@ -436,8 +436,8 @@ fn fitting(class: &Class, shape: &Shape, counting: Counting, most: u32) -> u32 {
         let (free, alignment) = (free.get_mut(index)?, alignments.get_mut(index)?);
         let site = Site { alignment: alignment.as_deref(), ..class.site(pool, &cut).for_gangs() };
         let layout = Layout::best(site, free, ask)?;
-        // Only CPUs change it.
-        let counted = site.alignment.filter(|known| known.counts_cpus() && !ask.cpus.is_empty());
+        // Only CPUs and memory change it.
+        let counted = site.alignment.filter(|known| known.counts_numa() && !ask.numa.is_empty());
         if let Some(after) = counted.and_then(|known| known.after(free, ask, &layout.blocks)) {
             *alignment = Some(Cow::Owned(after));
         }

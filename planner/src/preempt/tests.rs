@@ -6,8 +6,9 @@ use super::*;
 use crate::devices::DeviceSet;
 use crate::fixtures::GPU;
 use crate::input::PlacementRules;
-use crate::numa::{Alignment, NumaCpus};
+use crate::numa::{Alignment, NumaCpus, NumaMemory, NumaNode};
 use crate::plan::tests::world::{World, gang, level, line};
+use crate::request::NumaNeeds;
 
 /// Who is on some GPUs of some nodes.
 fn unit(name: &str, priority: i32, on: &[(u32, &str)], world: &World) -> VictimCandidate {
@@ -18,7 +19,7 @@ fn unit(name: &str, priority: i32, on: &[(u32, &str)], world: &World) -> VictimC
             uid: format!("{name}-{number}").as_str().into(),
             node: NodeIx(*node),
             devices: vec![(GPU.into(), ids.collect())],
-            cpus: Vec::new(),
+            numa: Vec::new(),
             resources: Resources { pods: 1, ..Resources::default() },
             role: 0,
         }
@@ -48,21 +49,25 @@ fn full(nodes: &str, members: u32) -> (World, PlanRequest) {
     (world, wanted)
 }
 
-/// Two NUMA nodes with four GPUs and eight allocatable CPUs each.
+/// Two NUMA nodes with four GPUs, eight allocatable CPUs and 8 bytes of memory each.
 #[test]
-fn end_of_a_pod_returns_its_cpus() {
+fn end_of_a_pod_returns_its_cpus_and_memory() {
     let (world, _) = full("a", 1);
     let numa: Vec<Option<u32>> = (0..8).map(|gpu| Some(gpu / 4)).collect();
     let kubelet = gantry_api::KubeletTopology {
         policy: gantry_api::TopologyManagerPolicy::SingleNumaNode,
         ..gantry_api::KubeletTopology::default()
     };
-    let cpus = |node, free| NumaCpus { node, total: 8, allocatable: 8, free };
-    let alignment = Alignment::new(&kubelet, &numa).unwrap().counting_cpus(&[cpus(0, 1), cpus(1, 6)]);
-    let free_after = |gpus: &str, containers: &[ContainerCpus]| {
+    let node = |node, free| NumaNode {
+        node,
+        cpus: NumaCpus { total: 8, allocatable: 8, free, ..NumaCpus::default() },
+        memory: NumaMemory { allocatable: 8, free: u64::from(free), ..NumaMemory::default() },
+    };
+    let alignment = Alignment::new(&kubelet, &numa).unwrap().counting(&[node(0, 1), node(1, 6)]);
+    let free_after = |gpus: &str, containers: &[NumaDemand]| {
         let mut exact = world.with(|input| (input.exact)(NodeIx(0)).unwrap().class);
         let pod =
-            CandidatePod { cpus: containers.to_vec(), ..unit("pod", 1, &[(0, gpus)], &world).pods.remove(0) };
+            CandidatePod { numa: containers.to_vec(), ..unit("pod", 1, &[(0, gpus)], &world).pods.remove(0) };
         exact.pools[0].alignment = Some(Arc::new(alignment.clone()));
         let ids: Vec<Option<gantry_api::DeviceId>> =
             (0..8).map(|gpu| Some(format!("GPU-a-{gpu}").as_str().into())).collect();
@@ -70,12 +75,16 @@ fn end_of_a_pod_returns_its_cpus() {
         give_back(&mut exact, &pod);
         exact.class.pools[0].alignment.clone().unwrap()
     };
-    let with = |free: [u32; 2]| Arc::new(alignment.with_free_cpus(|cpus| free[cpus.node as usize]));
-    let four = |container| ContainerCpus { container, cpus: 4, ..ContainerCpus::none(0) };
+    let with =
+        |free: [u32; 2]| Arc::new(alignment.with_free(|known| node(known.node, free[known.node as usize])));
+    let four = |container| {
+        let needs = NumaNeeds { cpus: 4, memory: 4 };
+        NumaDemand { container, needs, ..NumaDemand::none(0) }
+    };
     assert_eq!(free_after("0,1", &[four(Some(0))]), with([5, 6]));
     assert_eq!(free_after("4", &[four(Some(0))]), with([1, 8]));
     assert_eq!(free_after("0", &[four(Some(0)), four(None)]), with([8, 8]));
-    assert_eq!(free_after("0", &ContainerCpus::UNKNOWN), with([8, 6]));
+    assert_eq!(free_after("0", &NumaDemand::UNKNOWN), with([8, 6]));
     assert_eq!(free_after("0", &[]), with([1, 6]));
 }
 
@@ -441,7 +450,7 @@ impl Case {
                 uid,
                 node: at,
                 devices: if devices.is_empty() { Vec::new() } else { vec![(GPU.into(), ids)] },
-                cpus: Vec::new(),
+                numa: Vec::new(),
                 resources: Resources { pods: 1, milli_cpu: cpus * 1_000, ..Resources::default() },
                 role: pod.role,
             });

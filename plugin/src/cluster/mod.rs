@@ -3,9 +3,9 @@
 
 mod condition;
 mod cordons;
-mod cpus;
 mod events;
 mod mig_layouts;
+mod numa;
 mod pods;
 mod previous_status;
 mod publish;

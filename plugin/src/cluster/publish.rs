@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, GpuProblem, NodeName, NumaNodeCpus, names};
+use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, GpuProblem, NodeName, names};
 use gantry_runtime::chain;
 use gantry_topology::Machine;
 use jiff::Timestamp;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::previous_status::{self, PreviousStatus};
-use super::{Cluster, RETRY, cpus, status};
+use super::{Cluster, RETRY, numa, status};
 use crate::inventory::{Inventory, State};
 use crate::kubelet_config::{self, KubeletConfig};
 use gantry_runtime::LogThrottle;
@@ -42,7 +42,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Time limit of the last write at shutdown.
 const LAST_DEADLINE: Duration = Duration::from_secs(1);
 /// Fields of the status without which it is published, if the definition in the cluster does not have them yet.
-const NEW_FIELDS: [&str; 3] = ["evidence", "cpus", "clocks"];
+const NEW_FIELDS: [&str; 4] = ["evidence", "cpus", "memory", "clocks"];
 
 /// The writer, with the state last written.
 pub(super) struct Publisher {
@@ -251,16 +251,15 @@ impl Publisher {
             (self.status.as_ref(), self.earlier.as_deref().unwrap_or_default()),
             Timestamp::now(),
         );
-        GpuNodeStatus { cpus: self.cpus(), ..status }
-    }
-
-    /// The CPUs of each NUMA node, if kubelet refuses pods by them.
-    fn cpus(&self) -> Vec<NumaNodeCpus> {
-        match &self.kubelet {
-            Some(kubelet) if kubelet.refuses_by_cpus() => {
-                cpus::by_numa_node(&self.cluster.handover.cpus(), &self.cluster.sys_root)
-            }
-            _ => Vec::new(),
+        let Some(kubelet) = &self.kubelet else {
+            return status;
+        };
+        let listing = self.cluster.handover.numa();
+        let cpus = kubelet.refuses_by_cpus();
+        GpuNodeStatus {
+            cpus: cpus.then(|| numa::cpus(&listing, &self.cluster.sys_root, kubelet)).unwrap_or_default(),
+            memory: kubelet.refuses_by_memory().then(|| numa::memory(&listing)).unwrap_or_default(),
+            ..status
         }
     }
 
@@ -318,13 +317,14 @@ impl Publisher {
                 if !std::mem::replace(&mut self.has_old_definition, true) {
                     warn!(
                         error = %chain(&error),
-                        "the definition of GpuNodes is older than this plugin; evidence, CPUs and clocks are not published; \
+                        "the definition of GpuNodes is older than this plugin; evidence, CPUs, memory and clocks are not published; \
                          apply manifests/crds.yaml of this version"
                     );
                 }
                 let known = GpuNodeStatus {
                     evidence: Vec::new(),
                     cpus: Vec::new(),
+                    memory: Vec::new(),
                     clocks: Vec::new(),
                     ..status.clone()
                 };

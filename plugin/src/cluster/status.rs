@@ -66,6 +66,7 @@ pub(super) fn status(
         holders,
         // Not of the inventory: the publisher adds them.
         cpus: Vec::new(),
+        memory: Vec::new(),
         deviations,
         deviations_total,
         faults: diagnosis.faults.iter().map(|fault| fault.0.clone()).collect(),

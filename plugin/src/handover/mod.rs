@@ -36,7 +36,7 @@ use truth::Unattributed;
 pub use pod::{ContainerRequest, GrantRefusal, ObservedPod};
 pub use shared::SharedHandover;
 pub use steer::{Basis, Preference, Request, WaitFor};
-pub use truth::{CpuListing, Holding, Listing, Ticket};
+pub use truth::{Allocatable, Holding, Listing, NumaListing, Ticket};
 
 /// A set of device IDs.
 pub type Devices = BTreeSet<DeviceId>;

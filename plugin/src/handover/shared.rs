@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::{
-    Basis, CpuListing, Devices, GrantRefusal, Handover, Listing, Note, ObservedPod, PodName, Request, Served,
-    Ticket, WaitFor,
+    Basis, Devices, GrantRefusal, Handover, Listing, Note, NumaListing, ObservedPod, PodName, Request,
+    Served, Ticket, WaitFor,
 };
 use crate::inventory::Inventory;
 use crate::observe::{AllocationOutcome, Observed, PreferenceOutcome};
@@ -41,7 +41,7 @@ pub struct SharedHandover {
     /// When a wait for a pod last failed.
     failed_wait: Mutex<Option<Instant>>,
     /// The CPUs of the last PodResources list.
-    cpus: Mutex<CpuListing>,
+    numa: Mutex<NumaListing>,
     /// Receives notes in addition to the log.
     notes: Option<mpsc::Sender<Note>>,
 }
@@ -58,7 +58,7 @@ impl SharedHandover {
             served: Notify::new(),
             freed: watch::Sender::new(0),
             failed_wait: Mutex::new(None),
-            cpus: Mutex::default(),
+            numa: Mutex::default(),
             notes,
         }
     }
@@ -187,15 +187,15 @@ impl SharedHandover {
     }
 
     /// Records the result of a PodResources call.
-    pub fn listed(&self, ticket: Ticket, listing: Listing, cpus: CpuListing) {
+    pub fn listed(&self, ticket: Ticket, listing: Listing, numa: NumaListing) {
         // First, so that no status lacks the CPUs of a pod that it shows as listed.
-        *self.cpus.lock().unwrap_or_else(PoisonError::into_inner) = cpus;
+        *self.numa.lock().unwrap_or_else(PoisonError::into_inner) = numa;
         self.change(|handover| handover.listed(ticket, listing, Timestamp::now()));
     }
 
     /// The CPUs of the last PodResources list.
-    pub fn cpus(&self) -> CpuListing {
-        self.cpus.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn numa(&self) -> NumaListing {
+        self.numa.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The deleted pods with processes to check.

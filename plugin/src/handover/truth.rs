@@ -30,13 +30,24 @@ impl Holding {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listing(pub BTreeMap<Holding, Devices>);
 
-/// The CPUs in kubelet's list.
+/// The CPUs and the memory in kubelet's list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CpuListing {
-    /// CPUs that kubelet may give to one container alone; none without the static CPU manager.
-    pub allocatable: BTreeSet<u32>,
+pub struct NumaListing {
+    /// What kubelet may give to containers.
+    pub allocatable: Allocatable,
     /// CPUs that a container has alone.
-    pub held: BTreeSet<u32>,
+    pub held_cpus: BTreeSet<u32>,
+    /// Memory that a container has, in bytes, with the NUMA nodes that it is of.
+    pub held_memory: Vec<(BTreeSet<u32>, u64)>,
+}
+
+/// What kubelet may give to containers of certain NUMA nodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Allocatable {
+    /// CPUs that one container may have alone; none without the static CPU manager.
+    pub cpus: BTreeSet<u32>,
+    /// Bytes of memory by NUMA node; none without the static memory manager.
+    pub memory: BTreeMap<u32, u64>,
 }
 
 /// A point in the order of events: changes after it are not in a list that began at it.

@@ -9,7 +9,8 @@ use std::time::Duration;
 use gantry_api::{DeviceId, ResourceName};
 use gantry_proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use gantry_proto::podresources::{
-    AllocatableResourcesRequest, ListPodResourcesRequest, ListPodResourcesResponse,
+    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerMemory, ListPodResourcesRequest,
+    ListPodResourcesResponse,
 };
 use gantry_runtime::chain;
 use tokio::sync::watch;
@@ -19,7 +20,7 @@ use tonic::{Code, Status};
 use tracing::{debug, info, warn};
 
 use super::access;
-use crate::handover::{CpuListing, Holding, Listing, SharedHandover};
+use crate::handover::{Allocatable, Holding, Listing, NumaListing, SharedHandover};
 use crate::observe::Observed;
 
 /// Delay of a read after an Allocate: kubelet lists a pod after its admission, shortly after the call.
@@ -31,10 +32,10 @@ const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Time limit; kubelet returns within milliseconds, also while it admits pods.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Reads the list until `shutdown`, passes it to the hand-over and publishes it. `reads_cpus`: with the CPUs that kubelet
-/// may give to containers alone.
+/// Reads the list until `shutdown`, passes it to the hand-over and publishes it. `reads_numa`: with the CPUs and
+/// the memory that kubelet may give to containers.
 pub async fn poll(
-    (socket, reads_cpus): (PathBuf, bool),
+    (socket, reads_numa): (PathBuf, bool),
     handover: Arc<SharedHandover>,
     observed: Arc<Observed>,
     listings: watch::Sender<Listing>,
@@ -43,12 +44,12 @@ pub async fn poll(
     let mut client: Option<PodResourcesListerClient<Channel>> = None;
     let mut reachable = None;
     let mut before = Listing::default();
-    let mut allocatable_cpus = AllocatableCpus::default();
+    let mut known_allocatable = KnownAllocatable::default();
     loop {
         let ticket = handover.listing_begins();
         let listed = tokio::select! {
             () = shutdown.cancelled() => return,
-            listed = tokio::time::timeout(DEADLINE, list(&mut client, &socket, reads_cpus)) =>
+            listed = tokio::time::timeout(DEADLINE, list(&mut client, &socket, reads_numa)) =>
                 listed.unwrap_or_else(|_| Err(format!("no response within {DEADLINE:?}"))),
         };
         observed.pod_resources(listed.as_ref().err().map(|error| format!("{}: {error}", socket.display())));
@@ -58,14 +59,17 @@ pub async fn poll(
                     info!(socket = %socket.display(), "kubelet's pod resources are readable");
                 }
                 reachable = Some(true);
-                let allocatable = allocatable_cpus.update(allocatable);
-                let cpus = CpuListing { allocatable, held: held_cpus(&response) };
+                let numa = NumaListing {
+                    allocatable: known_allocatable.update(allocatable),
+                    held_cpus: held_cpus(&response),
+                    held_memory: held_memory(&response),
+                };
                 let now = listing(response);
                 let freed = frees(&before, &now);
                 before = now.clone();
                 observed.holders(now.clone());
                 listings.send_replace(now.clone());
-                handover.listed(ticket, now, cpus);
+                handover.listed(ticket, now, numa);
                 if freed {
                     handover.devices_freed();
                 }
@@ -92,27 +96,27 @@ pub async fn poll(
     }
 }
 
-/// The allocatable CPUs that kubelet returned last. They are kept while kubelet returns errors: a GpuNode without them
-/// would have the extender grant devices regardless of CPUs.
+/// The allocatable CPUs and memory that kubelet returned last. They are kept while kubelet returns errors: a GpuNode
+/// without them would have the extender grant devices regardless of them.
 #[derive(Debug, Default)]
-struct AllocatableCpus {
-    last: BTreeSet<u32>,
+struct KnownAllocatable {
+    last: Allocatable,
     fails: bool,
 }
 
-impl AllocatableCpus {
-    /// Records the result of a call, and returns the CPUs to publish.
-    fn update(&mut self, returned: Result<Vec<i64>, Status>) -> BTreeSet<u32> {
+impl KnownAllocatable {
+    /// Records the result of a call, and returns what to publish.
+    fn update(&mut self, returned: Result<AllocatableResourcesResponse, Status>) -> Allocatable {
         let fails = returned.is_err();
         match returned {
-            Ok(cpus) => self.last = numbers(cpus),
+            Ok(response) => self.last = allocatable(response),
             Err(status) => {
                 let kept = status.code() != Code::Unimplemented;
                 if !kept {
-                    self.last.clear();
+                    self.last = Allocatable::default();
                 }
                 if !self.fails {
-                    warn!(code = %status.code(), error = status.message(), kept, "cannot read kubelet's allocatable CPUs");
+                    warn!(code = %status.code(), error = status.message(), kept, "cannot read kubelet's allocatable CPUs and memory");
                 }
             }
         }
@@ -126,12 +130,12 @@ fn frees(before: &Listing, now: &Listing) -> bool {
     before.0.iter().any(|(holding, set)| now.0.get(holding) != Some(set))
 }
 
-/// Reads once: the list, and the allocatable CPUs if asked. A working connection is kept for the next read.
+/// Reads once: the list, and the allocatable CPUs and memory if asked. A working connection is kept for the next read.
 async fn list(
     client: &mut Option<PodResourcesListerClient<Channel>>,
     socket: &Path,
-    reads_cpus: bool,
-) -> Result<(ListPodResourcesResponse, Result<Vec<i64>, Status>), String> {
+    reads_numa: bool,
+) -> Result<(ListPodResourcesResponse, Result<AllocatableResourcesResponse, Status>), String> {
     let mut connected = match client.take() {
         Some(connected) => connected,
         // Checked first, because a failing client would be most of an idle plugin's work.
@@ -145,12 +149,12 @@ async fn list(
             .await
             .map_err(|error| format!("{}{}", chain(&error), access::remedy_of(&error)))?,
     };
-    let allocatable = match reads_cpus {
+    let allocatable = match reads_numa {
         true => {
             let returned = connected.get_allocatable_resources(AllocatableResourcesRequest {}).await;
-            returned.map(|allocatable| allocatable.into_inner().cpu_ids)
+            returned.map(tonic::Response::into_inner)
         }
-        false => Ok(Vec::new()),
+        false => Ok(AllocatableResourcesResponse::default()),
     };
     let listed = connected
         .list(ListPodResourcesRequest {})
@@ -170,6 +174,30 @@ async fn connect(socket: &Path) -> Result<PodResourcesListerClient<Channel>, ton
 fn held_cpus(response: &ListPodResourcesResponse) -> BTreeSet<u32> {
     let containers = response.pod_resources.iter().flat_map(|pod| &pod.containers);
     numbers(containers.flat_map(|container| container.cpu_ids.iter().copied()))
+}
+
+/// The memory that containers have of certain NUMA nodes.
+fn held_memory(response: &ListPodResourcesResponse) -> Vec<(BTreeSet<u32>, u64)> {
+    let containers = response.pod_resources.iter().flat_map(|pod| &pod.containers);
+    containers.flat_map(|container| &container.memory).filter_map(memory).collect()
+}
+
+/// The NUMA nodes and the size of plain memory; `None` for huge pages.
+fn memory(entry: &ContainerMemory) -> Option<(BTreeSet<u32>, u64)> {
+    let nodes = entry.topology.iter().flat_map(|topology| &topology.nodes);
+    (entry.memory_type == "memory").then(|| (numbers(nodes.map(|node| node.id)), entry.size))
+}
+
+fn allocatable(response: AllocatableResourcesResponse) -> Allocatable {
+    let mut by_node: BTreeMap<u32, u64> = BTreeMap::new();
+    for (nodes, size) in response.memory.iter().filter_map(memory) {
+        // Kubelet has one entry per NUMA node.
+        if let Some(node) = nodes.first() {
+            let known = by_node.entry(*node).or_default();
+            *known = known.saturating_add(size);
+        }
+    }
+    Allocatable { cpus: numbers(response.cpu_ids), memory: by_node }
 }
 
 fn numbers(cpus: impl IntoIterator<Item = i64>) -> BTreeSet<u32> {
@@ -201,21 +229,49 @@ fn listing(response: ListPodResourcesResponse) -> Listing {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
+    use gantry_proto::podresources::{ContainerResources, NumaNode, PodResources, TopologyInfo};
 
     use super::*;
     use crate::handover::Handover;
 
     #[test]
     fn allocatable_cpus_outlast_a_failed_call() {
-        let mut cpus = AllocatableCpus::default();
-        assert_eq!(cpus.update(Err(Status::unavailable("starting"))), [].into());
-        assert_eq!(cpus.update(Ok(vec![1, 2])), [1, 2].into());
+        let mut known = KnownAllocatable::default();
+        let mut cpus = |returned: Result<&[i64], Status>| {
+            let response = |cpus: &[i64]| AllocatableResourcesResponse {
+                cpu_ids: cpus.to_vec(),
+                ..AllocatableResourcesResponse::default()
+            };
+            known.update(returned.map(response)).cpus
+        };
+        assert_eq!(cpus(Err(Status::unavailable("starting"))), [].into());
+        assert_eq!(cpus(Ok(&[1, 2])), [1, 2].into());
         for code in [Code::ResourceExhausted, Code::Internal, Code::DeadlineExceeded] {
-            assert_eq!(cpus.update(Err(Status::new(code, ""))), [1, 2].into());
+            assert_eq!(cpus(Err(Status::new(code, ""))), [1, 2].into());
         }
-        assert_eq!(cpus.update(Ok(Vec::new())), [].into());
-        assert_eq!(cpus.update(Ok(vec![3])), [3].into());
-        assert_eq!(cpus.update(Err(Status::unimplemented("too old"))), [].into());
+        assert_eq!(cpus(Ok(&[])), [].into());
+        assert_eq!(cpus(Ok(&[3])), [3].into());
+        assert_eq!(cpus(Err(Status::unimplemented("too old"))), [].into());
+    }
+
+    /// Kubelet lists memory and huge pages, allocatable by NUMA node and held also of several.
+    #[test]
+    fn memory_is_read_without_huge_pages() {
+        let entry = |memory_type: &str, size, nodes: &[i64]| ContainerMemory {
+            memory_type: memory_type.to_owned(),
+            size,
+            topology: Some(TopologyInfo { nodes: nodes.iter().map(|id| NumaNode { id: *id }).collect() }),
+        };
+        let response = AllocatableResourcesResponse {
+            memory: vec![entry("memory", 8, &[0]), entry("hugepages-1Gi", 4, &[0]), entry("memory", 6, &[1])],
+            ..AllocatableResourcesResponse::default()
+        };
+        assert_eq!(allocatable(response).memory, [(0, 8), (1, 6)].into());
+        let memory = vec![entry("memory", 9, &[0, 1]), entry("hugepages-1Gi", 4, &[0])];
+        let container = ContainerResources { memory, ..ContainerResources::default() };
+        let pod = PodResources { containers: vec![container], ..PodResources::default() };
+        let listed = ListPodResourcesResponse { pod_resources: vec![pod] };
+        assert_eq!(held_memory(&listed), [([0, 1].into(), 9)]);
     }
 
     #[tokio::test]

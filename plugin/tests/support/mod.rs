@@ -264,6 +264,7 @@ impl Truth {
                     })
                     .collect(),
                 cpu_ids: Vec::new(),
+                memory: Vec::new(),
             }],
         });
     }

@@ -153,13 +153,16 @@ impl Node {
     ///
     /// # Errors
     /// The file cannot be written, or kubelet does not start.
-    pub async fn reconfigure_kubelet(&self, fields: &[(&str, &str)]) -> Result<()> {
+    pub async fn reconfigure_kubelet<V>(&self, fields: &[(&str, V)]) -> Result<()>
+    where
+        V: Clone + Into<Value>,
+    {
         let path = self.kubelet_config();
         let text = fs::read(&path).map_err(file("read", &path))?;
         let mut config: Value =
             serde_json::from_slice(&text).map_err(|source| Error::Json { path: path.clone(), source })?;
         for (name, value) in fields {
-            config[*name] = (*value).into();
+            config[*name] = value.clone().into();
         }
         write(&path, &config.to_string())?;
         self.restart("kubelet").await.map(drop)

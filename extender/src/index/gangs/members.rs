@@ -400,8 +400,8 @@ impl Index {
         }
         let troubled: Vec<_> = self.gangs.troubled.keys().copied().collect();
         self.gangs.suspects.extend(troubled);
-        let GangIndex { without_cpus, places, suspects, .. } = &mut self.gangs;
-        suspects.extend(without_cpus.keys().filter_map(|slot| places.get(slot)));
+        let GangIndex { without_numa, places, suspects, .. } = &mut self.gangs;
+        suspects.extend(without_numa.keys().filter_map(|slot| places.get(slot)));
         self.follow_deadlock();
         self.check_holders();
         self.gangs.backfill.tick();

@@ -63,7 +63,7 @@ impl Index {
     fn drop_place(&mut self, gang: &Arc<GangKey>, slot: u32, bound: bool) {
         let key = (Arc::clone(gang), slot);
         self.gangs.spares.remove(&key);
-        self.gangs.without_cpus.remove(&key);
+        self.gangs.without_numa.remove(&key);
         let Some(node) = self.gangs.places.remove(&key) else {
             return;
         };
@@ -115,14 +115,14 @@ impl Index {
                     entry.lost_places(|place| self.asked_of(place), |place, uid| self.may_hold(place, uid))
                 }
             };
-            let without_cpus = self.slots_without_cpus(entry);
+            let without_numa = self.slots_without_numa(entry);
             let (name, serves) = (entry.name().clone(), entry.withheld().is_none());
             if serves {
                 self.gangs.troubled.remove(&node);
             } else {
                 self.gangs.troubled.entry(node).or_insert(now.at);
             }
-            for (gang, slot) in self.without_cpus_too_long(without_cpus) {
+            for (gang, slot) in self.without_numa_too_long(without_numa) {
                 tracing::info!(node = %name, %gang, slot, "other pods have the exclusive CPUs of the slot");
                 lost.entry(gang).or_default().insert(slot);
             }
@@ -174,14 +174,14 @@ impl Index {
         left.fits(needed).is_err()
     }
 
-    /// The slots on a node that counts CPUs, each with whether only CPUs are missing for a bind of its member.
-    fn slots_without_cpus(&self, entry: &Node) -> Vec<((Arc<GangKey>, u32), bool)> {
-        let counts_cpus = entry.counts_cpus();
-        if !counts_cpus && self.gangs.without_cpus.is_empty() {
+    /// The slots on a node that counts CPUs or memory, each with whether only these are missing for a bind of its member.
+    fn slots_without_numa(&self, entry: &Node) -> Vec<((Arc<GangKey>, u32), bool)> {
+        let counts_numa = entry.counts_numa();
+        if !counts_numa && self.gangs.without_numa.is_empty() {
             return Vec::new();
         }
-        let lacks_cpus = |place: &GangReservation| {
-            let request = self.asked_of(place).filter(|request| !request.cpus().is_empty())?;
+        let lacks_numa = |place: &GangReservation| {
+            let request = self.asked_of(place).filter(|request| !request.numa().is_empty())?;
             let pod = place.pod.as_ref().map_or("", PodUid::as_str);
             let gang = Arc::clone(&place.gang);
             let placed = Assignment { gang, node: entry.name().clone(), devices: place.devices.clone() };
@@ -190,16 +190,16 @@ impl Index {
         };
         let slots = entry.occupancy().gang_reservations().iter();
         let slots = slots.map(|place| {
-            let lacks = counts_cpus && lacks_cpus(place).unwrap_or(false);
+            let lacks = counts_numa && lacks_numa(place).unwrap_or(false);
             ((Arc::clone(&place.gang), place.slot), lacks)
         });
         slots.collect()
     }
 
-    /// Of these slots those that have lacked CPUs too long: they would wait as long as the other pods run.
-    fn without_cpus_too_long(&mut self, slots: Vec<((Arc<GangKey>, u32), bool)>) -> Vec<(Arc<GangKey>, u32)> {
+    /// Of these slots those that have lacked CPUs or memory too long: they would wait as long as the other pods run.
+    fn without_numa_too_long(&mut self, slots: Vec<((Arc<GangKey>, u32), bool)>) -> Vec<(Arc<GangKey>, u32)> {
         let now = self.now.at;
-        let since = &mut self.gangs.without_cpus;
+        let since = &mut self.gangs.without_numa;
         let mut over = Vec::new();
         for (slot, lacks) in slots {
             if !lacks {

@@ -167,7 +167,7 @@ impl PodResourcesLister for PodResourcesService {
         let devices =
             self.0.with_devices(|devices| devices.all().map(|(resource, id)| one(resource, id)).collect());
         // No CPU manager is simulated.
-        Ok(Response::new(AllocatableResourcesResponse { devices, cpu_ids: Vec::new() }))
+        Ok(Response::new(AllocatableResourcesResponse { devices, cpu_ids: Vec::new(), memory: Vec::new() }))
     }
 
     async fn get(
@@ -200,7 +200,12 @@ fn listed(pod: &PodDevices) -> PodResources {
         namespace: pod.namespace.clone(),
         containers: containers
             .into_iter()
-            .map(|(name, devices)| ContainerResources { name: name.to_owned(), devices, cpu_ids: Vec::new() })
+            .map(|(name, devices)| ContainerResources {
+                name: name.to_owned(),
+                devices,
+                cpu_ids: Vec::new(),
+                memory: Vec::new(),
+            })
             .collect(),
     }
 }

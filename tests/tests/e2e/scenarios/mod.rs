@@ -154,6 +154,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         topology_manager::kubelet_refuses_sets_of_unpublished_policy,
         topology_manager::granted_pods_are_never_refused,
         topology_manager::gpus_are_granted_near_exclusive_cpus,
+        topology_manager::gpus_are_granted_near_memory,
         node_config::node_label_selects_config_from_config_map.core(),
         node_config::labels_are_written_to_node_or_node_feature.core(),
         rights::plugin_reads_pods_with_kubelets_credential.core().needs(Feature::OwnPodsOnly),

@@ -1,18 +1,20 @@
 //! Kubelets whose Topology Manager refuses pods, on nodes of two NUMA nodes: whole GPUs on the first node, MIG devices on
-//! the second, replicas on the third. The CPUs of Guaranteed pods count on the first node.
+//! the second, replicas on the third. The CPUs and the memory of Guaranteed pods count on the first node.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::{GpuNode, NumaNodeCpus, TopologyManagerPolicy, TopologyManagerScope};
+use gantry_api::{GpuNode, NumaNodeCpus, NumaNodeMemory, TopologyManagerPolicy, TopologyManagerScope};
 use gantry_e2e::cluster::Node;
 use gantry_e2e::hardware::Hardware;
 use gantry_e2e::{gantry, until};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use serde_json::json;
 
 use super::modes::{chosen, refused, write_config};
 use crate::bed::Bed;
@@ -127,6 +129,8 @@ async fn refused_by_kubelet(bed: &Bed) -> Result<()> {
 
 /// Kubelet's record of exclusive CPUs. Kubelet does not start with a record of another policy.
 const CPU_STATE: &str = "/var/lib/kubelet/cpu_manager_state";
+/// Where its memory manager keeps who has which memory.
+const MEMORY_STATE: &str = "/var/lib/kubelet/memory_manager_state";
 
 /// All CPUs of the first NUMA node are reserved for the system: a Guaranteed pod has its CPU on the second one, and kubelet
 /// refuses it with GPUs of the first.
@@ -166,8 +170,8 @@ async fn near_exclusive_cpus(bed: &Bed) -> Result<()> {
     let held = async |held: u32| {
         let count = |cpus: &[String]| u32::try_from(cpus.len()).unwrap_or(u32::MAX);
         let expected = [
-            NumaNodeCpus { node: 0, total: count(&first), allocatable: 0, held: 0 },
-            NumaNodeCpus { node: 1, total: count(&second), allocatable: count(&second), held },
+            NumaNodeCpus { node: 0, total: count(&first), ..NumaNodeCpus::default() },
+            NumaNodeCpus { node: 1, total: count(&second), allocatable: count(&second), held, core: None },
         ];
         until(format!("{held} exclusive CPUs published"), pods::RUN_LIMIT, async || {
             let node = Api::<GpuNode>::all(bed.client()).get(node.name()).await;
@@ -198,11 +202,83 @@ async fn near_exclusive_cpus(bed: &Bed) -> Result<()> {
     })
     .await?;
     let reason =
-        "(single-numa-node) would refuse 1 devices with 1 exclusive CPUs: no NUMA nodes have both free";
+        "(single-numa-node) would refuse 1 devices with 1 exclusive CPUs: no NUMA nodes have all free";
     refused(bed, &api, namespace, &guaranteed("two", 1, node.name())?, reason).await?;
     api.delete("upper", &DeleteParams::default()).await?;
     let two = pods::running(&api, "two").await?;
     on_numa_node(bed, &two, 1).await?;
+    clear(&api).await
+}
+
+/// A pod without GPUs has most of the memory of the first NUMA node. A pod with GPUs that needs as much gets those of the
+/// second, and the next one waits.
+pub(super) async fn gpus_are_granted_near_memory(bed: &Bed) -> Result<()> {
+    let outcome = near_memory(bed).await;
+    let node = &bed.cluster().nodes()[0];
+    let fields = [("memoryManagerPolicy", json!("None")), ("reservedMemory", json!([]))];
+    node.exec(&["rm", "-f", MEMORY_STATE]).await?;
+    node.reconfigure_kubelet(&fields).await?;
+    restore_kubelets(bed).await?;
+    outcome
+}
+
+async fn near_memory(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let namespace = "e2e-numa-memory";
+    let api = bed.namespace(namespace).await?;
+    let node = &bed.cluster().nodes()[0];
+    let reads = format!("--kubelet-config={}", node.kubelet_config().display());
+    gpus.serve(bed.cluster(), node.name(), None, &[reads], &[(GPU, 8)]).await?;
+    node.exec(&["rm", "-f", MEMORY_STATE]).await?;
+    let fields = [
+        ("memoryManagerPolicy", json!("Static")),
+        // As much as kubelet evicts for.
+        ("reservedMemory", json!([{ "numaNode": 0, "limits": { "memory": "1Mi" } }])),
+        ("topologyManagerPolicy", json!(TopologyManagerPolicy::SingleNumaNode.as_str())),
+    ];
+    node.reconfigure_kubelet(&fields).await?;
+    bed.cluster().wait_until_ready().await?;
+    gpus.counts(bed.cluster(), node.name(), &[(GPU, 8)]).await?;
+    let held = async |held: [u64; 2]| {
+        until(format!("{held:?} MiB of memory published"), pods::RUN_LIMIT, async || {
+            let node = Api::<GpuNode>::all(bed.client()).get(node.name()).await;
+            let memory = node.map_err(|error| error.to_string())?.status.unwrap_or_default().memory;
+            let is_so = |(number, bytes): (u32, u64)| {
+                let used = if bytes > 0 { vec![number] } else { Vec::new() };
+                let is_of = |node: &NumaNodeMemory| (node.node, node.held_bytes) == (number, bytes << 20);
+                memory.iter().any(|node| is_of(node) && node.group == used)
+            };
+            match memory.len() == 2 && (0..).zip(held).all(is_so) {
+                true => Ok(memory),
+                false => Err(format!("{memory:?}")),
+            }
+        })
+        .await
+    };
+    let known = held([0, 0]).await?;
+    let least = known.iter().map(|node| node.allocatable_bytes >> 20).min().unwrap_or_default();
+    let most = least * 2 / 3;
+    let pod = |name: &str, gpus: usize| {
+        let mut pod = guaranteed(name, gpus, node.name())?;
+        let containers = pod.spec.iter_mut().flat_map(|spec| &mut spec.containers);
+        for limits in containers.filter_map(|container| container.resources.as_mut()?.limits.as_mut()) {
+            limits.insert("memory".to_owned(), Quantity(format!("{most}Mi")));
+            limits.insert("cpu".to_owned(), Quantity("100m".to_owned()));
+        }
+        anyhow::Ok(pod)
+    };
+    pods::run(&api, &pod("other", 0)?).await?;
+    held([most, 0]).await?;
+    let one = pods::run(&api, &pod("one", 2)?).await?;
+    on_numa_node(bed, &one, 1).await?;
+    held([most, most]).await?;
+    let reason = format!(
+        "(single-numa-node) would refuse 1 devices with {most} MiB of memory: no NUMA nodes have all free"
+    );
+    refused(bed, &api, namespace, &pod("two", 1)?, &reason).await?;
+    api.delete("other", &DeleteParams::default()).await?;
+    let two = pods::running(&api, "two").await?;
+    on_numa_node(bed, &two, 0).await?;
     clear(&api).await
 }
 

@@ -9,7 +9,7 @@ use gantry_api::PodUid;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Devices, GangEvent, Placement, PlanRequest, SlotView, View};
 use gantry_planner::preempt::{CandidatePod, VictimCandidate, plan_without_fewest};
-use gantry_planner::request::ContainerCpus;
+use gantry_planner::request::NumaDemand;
 
 use super::asked_for;
 use super::supply::{ReleasableDevices, least};
@@ -174,7 +174,7 @@ impl Index {
             node,
             devices: self.free_without(node, place.devices),
             // Counted only from when a pod is assigned to the reservation.
-            cpus: place.pod.and(shape).map_or_else(Vec::new, |shape| shape.request.cpus().to_vec()),
+            numa: place.pod.and(shape).map_or_else(Vec::new, |shape| shape.request.numa().to_vec()),
             resources: shape.map_or_else(Default::default, |shape| shape.needs.resources.clone()),
             role: 0,
         })
@@ -255,7 +255,7 @@ impl Index {
                     uid: "".into(),
                     node,
                     devices,
-                    cpus: ContainerCpus::UNKNOWN.into(),
+                    numa: NumaDemand::UNKNOWN.into(),
                     resources: gantry_gang::Resources::default(),
                     role: 0,
                 });

@@ -9,7 +9,7 @@ use gantry_gang::protocol::{Devices, MemberView, PlanRequest, Stage, View};
 use gantry_gang::{GangKey, Resources};
 use gantry_planner::input::Shape;
 use gantry_planner::preempt::{CandidatePod, Surplus, VictimCandidate};
-use gantry_planner::request::ContainerCpus;
+use gantry_planner::request::NumaDemand;
 
 use crate::index::Index;
 use crate::index::affinity_index;
@@ -124,7 +124,7 @@ impl Index {
                     uid: pod.uid.clone(),
                     node: pod.node,
                     devices: Devices::new(),
-                    cpus: Vec::new(),
+                    numa: Vec::new(),
                     resources: pod.load.clone(),
                     role: 0,
                 }],
@@ -178,7 +178,7 @@ impl Index {
                     uid: member.uid.clone(),
                     node,
                     devices: Devices::new(),
-                    cpus: Vec::new(),
+                    numa: Vec::new(),
                     resources: load.map_or_else(Default::default, |load| (**load).clone()),
                     role: 0,
                 });
@@ -248,7 +248,7 @@ impl Index {
                     uid: pod.uid.clone(),
                     node: pod.node,
                     devices: Devices::new(),
-                    cpus: Vec::new(),
+                    numa: Vec::new(),
                     resources: pod.load.clone(),
                     role: 0,
                 });
@@ -267,7 +267,7 @@ impl Index {
                     uid: "".into(),
                     node,
                     devices,
-                    cpus: ContainerCpus::UNKNOWN.into(),
+                    numa: NumaDemand::UNKNOWN.into(),
                     resources: Resources::default(),
                     role: 0,
                 });
@@ -318,7 +318,7 @@ fn on_its_node(pod: &PodFacts, node: NodeIx, devices: Option<Devices>) -> Candid
         uid: pod.uid.clone(),
         node,
         devices: devices.unwrap_or_default(),
-        cpus: pod.cpus().to_vec(),
+        numa: pod.numa().to_vec(),
         resources: pod.needs.resources.clone(),
         role: 0,
     }

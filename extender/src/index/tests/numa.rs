@@ -1,4 +1,4 @@
-//! Exclusive CPUs under a Topology Manager that refuses pods: granted sets have theirs on the same NUMA node.
+//! Exclusive CPUs and memory under a Topology Manager that refuses pods: granted sets have theirs on the same NUMA node.
 
 use gantry_topology::Machine;
 use serde_json::Value;
@@ -162,4 +162,80 @@ fn devices_alone_count_without_published_cpus() {
     cluster.inventory(&node);
     cluster.pod(&guaranteed("a", 1, "3"));
     assert_eq!(numa_of(reserve(&cluster, "a")), 0);
+}
+
+/// The same node where kubelet gives memory by NUMA node, 4 GiB of each, and no CPUs.
+fn memory_node(held: [u64; 2], holders: &[Value]) -> Value {
+    let mut node = numa_node([0, 0], holders);
+    let of_node = |number: usize| {
+        let group = if held[number] > 0 { json!([number]) } else { json!([]) };
+        json!({"node": number, "allocatableBytes": 4u64 << 30, "heldBytes": held[number] << 30, "group": group})
+    };
+    node["status"].as_object_mut().unwrap().remove("cpus");
+    node["status"]["memory"] = json!([of_node(0), of_node(1)]);
+    node
+}
+
+/// A Guaranteed pod that shares its CPU.
+fn with_memory(name: &str, memory: &str) -> Value {
+    let mut pod = guaranteed(name, 1, "500m");
+    pod["spec"]["containers"][0]["resources"]["limits"]["memory"] = memory.into();
+    pod
+}
+
+#[test]
+fn pods_in_a_row_take_memory_of_different_nodes() {
+    let cluster = cluster();
+    cluster.inventory(&memory_node([0, 0], &[]));
+    for name in ["a", "b", "c"] {
+        cluster.pod(&with_memory(name, "3Gi"));
+    }
+    assert_eq!(numa_of(reserve(&cluster, "a")), 0);
+    assert_eq!(numa_of(reserve(&cluster, "b")), 1);
+    let text = "node n: the Topology Manager (single-numa-node) would refuse 1 devices with 3072 MiB of memory: \
+                3 + 3 devices and 1024 + 1024 MiB of memory are free by NUMA node";
+    assert_eq!(refusal(&cluster, "c"), text);
+    cluster.pod(&with_memory("d", "1Gi"));
+    assert_eq!(numa_of(reserve(&cluster, "d")), 0);
+}
+
+#[test]
+fn freed_memory_activates_pods() {
+    let cluster = cluster();
+    cluster.inventory(&memory_node([4, 4], &[]));
+    let pod = with_memory("a", "3Gi");
+    cluster.pod(&pod).park("a", facts(&pod).request.unwrap());
+    let taken = || cluster.store.update(|index| index.take_activatable(10)).len();
+    assert_eq!(taken(), 0);
+    cluster.inventory(&memory_node([1, 4], &[]));
+    assert_eq!(taken(), 1);
+}
+
+/// Kubelet gives no memory of a single node of the two from which a container has its memory.
+#[test]
+fn memory_of_a_group_is_given_to_the_whole_group_only() {
+    let cluster = cluster();
+    let mut node = memory_node([3, 0], &[]);
+    node["spec"]["kubelet"] = json!({"policy": "restricted"});
+    for number in 0..2 {
+        node["status"]["memory"][number]["group"] = json!([0, 1]);
+    }
+    cluster.inventory(&node).pod(&with_memory("a", "1Gi"));
+    assert!(refusal(&cluster, "a").contains("1024 MiB of memory"), "{}", refusal(&cluster, "a"));
+    cluster.inventory(&memory_node([3, 0], &[]));
+    assert_eq!(numa_of(reserve(&cluster, "a")), 0);
+}
+
+#[test]
+fn parts_of_cores_are_refused_where_kubelet_gives_whole_ones() {
+    let cluster = cluster();
+    let mut node = numa_node([0, 0], &[]);
+    for number in 0..2 {
+        node["status"]["cpus"][number]["core"] = 2.into();
+    }
+    cluster.inventory(&node).pod(&guaranteed("a", 1, "3")).pod(&guaranteed("b", 1, "2"));
+    let text = "node n: the CPU manager (full-pcpus-only) would refuse 3 exclusive CPUs: it gives whole cores, of 2 \
+                CPUs each";
+    assert_eq!(refusal(&cluster, "a"), text);
+    assert_eq!(numa_of(reserve(&cluster, "b")), 0);
 }
