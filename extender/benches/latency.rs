@@ -29,6 +29,7 @@ fn main() -> std::io::Result<()> {
         (Fleet::Whole, 2, "request of 2 GPUs, nodes of 8 GPUs"),
         (Fleet::Mig, 1, "request of 1 MIG device, nodes of 8 GPUs in 7 each"),
         (Fleet::Shared, 1, "request of 1 replica, nodes of 8 GPUs shared by 4"),
+        (Fleet::Aligned, 2, "request of 2 GPUs, 8 CPUs and 64 GiB of one NUMA node, nodes of 8 GPUs"),
     ] {
         println!("us: p50 / p99 of each, {words}, names only");
         table(&runtime, fleet, devices)?;

@@ -61,8 +61,8 @@ pub struct Args {
     #[arg(long = "page-host", env = "GANTRY_PAGE_HOSTS", value_name = "NAME", value_delimiter = ',', value_parser = object_name, requires = "page_listen")]
     pub page_hosts: Vec<String>,
 
-    /// File with rules of remediation: what is done about faults of GPUs (docs/how-to/remediation.md). It is read at the
-    /// start. Default: nothing is done.
+    /// File with rules of remediation: what is done about faults of GPUs (docs/how-to/remediation.md). It is read
+    /// again when it changes. Default: nothing is done.
     #[arg(long, env = "GANTRY_REMEDIATION_RULES", value_name = "FILE")]
     pub remediation_rules: Option<PathBuf>,
 

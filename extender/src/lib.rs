@@ -52,12 +52,10 @@ pub use published::PublishedSettings;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
 use gantry_api::{ResourceName, names};
-use gantry_config::RemediationRules;
 use gantry_runtime::{policies, supervise};
 use kube::Client;
 use tokio::net::TcpListener;
@@ -98,7 +96,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let tls = tls(&args.tls)?;
     let run = run_id();
     let election = election(&args, &run)?;
-    let remediation = remediation(args.remediation_rules.as_deref())?;
+    let remediation = args.remediation_rules.as_deref().map(Remediation::read).transpose()?;
     let after = args.gangs.slow_member_after;
     let slow_members = (!after.is_zero()).then(|| SlowMemberSettings { clocks: Arc::default(), after });
     let client = gantry_runtime::connect(args.kubeconfig.as_deref(), SILENCE).await?;
@@ -203,20 +201,6 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     tasks.spawn(writers.work(leadership, release.clone()));
     let serving = together(server.run(listeners, shutdown.clone()), watching, &shutdown);
     supervise::serve_with_tasks(serving, tasks, &shutdown, &release).await
-}
-
-/// The rules of remediation of a file; `None` without one.
-fn remediation(file: Option<&Path>) -> anyhow::Result<Option<Remediation>> {
-    let Some(file) = file else {
-        return Ok(None);
-    };
-    let name = file.display().to_string();
-    let text =
-        std::fs::read_to_string(file).with_context(|| format!("--remediation-rules: cannot read {name}"))?;
-    let rules = RemediationRules::read(&name, &text).context("--remediation-rules")?;
-    let real = rules.rules.iter().filter(|rule| !rule.dry_run).count();
-    tracing::info!(rules = rules.rules.len(), real, "rules of remediation are in effect");
-    Ok(Some(Remediation { rules: Arc::new(rules), health: Arc::default() }))
 }
 
 fn options(args: &Args) -> Options {

@@ -272,6 +272,7 @@ pub struct Metrics {
     nodes: Family<State, Gauge>,
     marked_nodes: Gauge,
     remediation_steps: Family<RemediationStep, Counter>,
+    remediation_rules_invalid: Gauge,
     pods: Gauge,
     granted: Family<Granted, Counter>,
     faults: Family<Fault, Counter>,
@@ -332,6 +333,7 @@ impl Metrics {
             nodes: Family::default(),
             marked_nodes: Gauge::default(),
             remediation_steps: Family::default(),
+            remediation_rules_invalid: Gauge::default(),
             pods: Gauge::default(),
             granted: Family::default(),
             faults: Family::default(),
@@ -383,6 +385,11 @@ impl Metrics {
             "remediation_actions",
             "Actions of rules of remediation by outcome",
             metrics.remediation_steps.clone(),
+        );
+        registry.register(
+            "remediation_rules_invalid",
+            "1 while the file of remediation rules cannot be used, and the rules before its change are in effect",
+            metrics.remediation_rules_invalid.clone(),
         );
         registry.register(
             "marked_nodes",
@@ -521,6 +528,11 @@ impl Metrics {
             self.continuations.clone(),
         );
         registry.register("leader", "1 if this extender leads, 0 if it stands by", self.leader.clone());
+    }
+
+    /// Shows whether the file of remediation rules cannot be used.
+    pub fn remediation_rules_invalid(&self, invalid: bool) {
+        self.remediation_rules_invalid.set(invalid.into());
     }
 
     /// Counts a step of a rule of remediation.

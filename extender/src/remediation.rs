@@ -5,13 +5,15 @@
 mod decide;
 mod health;
 mod record;
+mod rules_file;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::{Cordon, Cordons, GpuNode, NodeName, ObjectMessage, Reason, names};
-use gantry_config::{RemediationAction, RemediationRules};
+use gantry_config::RemediationAction;
 use gantry_runtime::chain;
 use gantry_runtime::events::{self, EventRecorder};
 use gantry_topology::GpuUuid;
@@ -33,6 +35,7 @@ use health::{GpuHealth, NodeHealth};
 use record::{Entry, Record};
 
 pub(crate) use health::ClusterHealth;
+use rules_file::{Reread, RulesFile, RulesFileError};
 
 /// Pause between two looks at the rules.
 const TICK: Duration = Duration::from_secs(2);
@@ -51,9 +54,24 @@ const ATTEMPTS: usize = 10;
 #[derive(Debug, Clone)]
 pub(crate) struct Remediation {
     /// The rules.
-    pub(crate) rules: Arc<RemediationRules>,
+    file: RulesFile,
     /// The health of all nodes.
     pub(crate) health: Arc<ClusterHealth>,
+}
+
+impl Remediation {
+    /// Reads the rules of a file.
+    pub(crate) fn read(file: &Path) -> Result<Self, RulesFileError> {
+        let read = Self { file: RulesFile::open(file)?, health: Arc::default() };
+        read.report();
+        Ok(read)
+    }
+
+    fn report(&self) {
+        let rules = &self.file.rules().rules;
+        let real = rules.iter().filter(|rule| !rule.dry_run).count();
+        tracing::info!(rules = rules.len(), real, "rules of remediation are in effect");
+    }
 }
 
 /// Carries out what the rules decide.
@@ -95,6 +113,7 @@ impl Remediator {
         let work = async {
             loop {
                 tokio::time::sleep(TICK).await;
+                self.reread_rules();
                 // Shares of a cluster that is not listed yet would be too small.
                 if self.store.snapshot().synced {
                     self.act().await;
@@ -102,6 +121,21 @@ impl Remediator {
             }
         };
         until.run_until_cancelled(work).await;
+    }
+
+    /// Puts changed rules into effect.
+    fn reread_rules(&mut self) {
+        match self.remediation.file.reread() {
+            Reread::Unchanged => {}
+            Reread::Changed => {
+                self.metrics.remediation_rules_invalid(false);
+                self.remediation.report();
+            }
+            Reread::Failed(error) => {
+                self.metrics.remediation_rules_invalid(true);
+                tracing::error!(error = %chain(&error), "the rules of remediation before this change stay in effect");
+            }
+        }
     }
 
     async fn act(&mut self) {
@@ -118,7 +152,7 @@ impl Remediator {
                 Arc::make_mut(node).record = record.clone();
             }
         }
-        let rules = Arc::clone(&self.remediation.rules);
+        let rules = Arc::clone(self.remediation.file.rules());
         for step in decide::decide(&rules, &nodes, Timestamp::now().as_second()) {
             if let Some(node) = nodes.get(&step.node) {
                 self.take(&step, &node.record).await;
@@ -327,7 +361,7 @@ impl Remediator {
     }
 
     async fn evict(&mut self, name: &NodeName, node: &NodeHealth, entry: &Entry) -> kube::Result<()> {
-        let rules = &self.remediation.rules.rules;
+        let rules = &self.remediation.file.rules().rules;
         let is_ruled = rules
             .iter()
             .any(|rule| rule.name == entry.rule && rule.action == RemediationAction::Drain && !rule.dry_run);

@@ -17,106 +17,26 @@
 //!    counted under these two policies only.
 //! 6. The scope `pod` aligns what all containers need at once.
 
+mod admission;
+mod state;
+mod supply;
+
 use std::cmp::Reverse;
 
 use gantry_api::{GpuNodeStatus, KubeletTopology, TopologyManagerPolicy, TopologyManagerScope};
 
 use crate::devices::DeviceSet;
-use crate::request::{Ask, ContainerAsk, ContainerKind, NumaDemand, NumaNeeds};
+use crate::request::{Ask, NumaDemand, NumaNeeds};
+
+pub use admission::Admission;
+use state::NumaState;
+pub use supply::{NodeNumbers, NumaCpus, NumaMemory, NumaNode};
 
 /// NUMA nodes as a bit mask, by their order among the nodes that have devices, or CPUs or memory that are counted.
 type Nodes = u16;
 
 /// The most NUMA nodes that are distinguished. Kubelet itself starts with at most 8, unless configured.
 const MAX_NODES: usize = GpuNodeStatus::MAX_NUMA_NODES;
-
-/// What a NUMA node has under kubelet's static CPU and memory managers. Of a manager that does not run all is 0.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct NumaNode {
-    /// The kernel's number of the node.
-    pub node: u32,
-    pub cpus: NumaCpus,
-    pub memory: NumaMemory,
-}
-
-/// The CPUs of a NUMA node.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct NumaCpus {
-    /// CPUs that it has.
-    pub total: u32,
-    /// CPUs that kubelet may give to one container alone.
-    pub allocatable: u32,
-    /// Those that no container has alone.
-    pub free: u32,
-    /// CPUs of a core, if kubelet gives whole cores only; otherwise 0.
-    pub core: u32,
-}
-
-/// The memory of a NUMA node, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct NumaMemory {
-    /// What kubelet may give to containers.
-    pub allocatable: u64,
-    /// What no container has.
-    pub free: u64,
-    /// The NUMA nodes that each container with memory of this one has its memory of; none if there is no such container.
-    pub group: NodeNumbers,
-}
-
-/// NUMA nodes by the kernel's numbers, of those below 64: kubelet knows no others.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct NodeNumbers(u64);
-
-impl FromIterator<u32> for NodeNumbers {
-    fn from_iter<T: IntoIterator<Item = u32>>(nodes: T) -> Self {
-        Self(nodes.into_iter().filter_map(|node| 1u64.checked_shl(node)).fold(0, |all, bit| all | bit))
-    }
-}
-
-impl NodeNumbers {
-    pub fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// Both together.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-}
-
-impl NumaNode {
-    /// The same with all free that kubelet may give to containers.
-    #[must_use]
-    pub fn unoccupied(mut self) -> Self {
-        self.cpus.free = self.cpus.allocatable;
-        self.memory.free = self.memory.allocatable;
-        self.memory.group = NodeNumbers::default();
-        self
-    }
-
-    /// Takes what a pod needs that has memory of a group of nodes.
-    pub fn take(&mut self, needs: NumaNeeds, group: NodeNumbers) {
-        self.cpus.free = self.cpus.free.saturating_sub(needs.cpus);
-        if needs.memory > 0 {
-            self.memory.free = self.memory.free.saturating_sub(needs.memory);
-            self.memory.group = self.memory.group.and(group);
-        }
-    }
-
-    /// Gives back what a pod had. Whether other containers are left in a group is not known.
-    pub fn release(&mut self, needs: NumaNeeds) {
-        let (cpus, memory) = (&mut self.cpus, &mut self.memory);
-        cpus.free = cpus.free.saturating_add(needs.cpus).min(cpus.allocatable.max(cpus.free));
-        memory.free = memory.free.saturating_add(needs.memory).min(memory.allocatable.max(memory.free));
-    }
-
-    /// Whether a container may fit that did not before.
-    pub fn gained_since(&self, before: &Self) -> bool {
-        let was_grouped = !before.memory.group.is_empty() && self.memory.group != before.memory.group;
-        self.cpus.free > before.cpus.free || self.memory.free > before.memory.free || was_grouped
-    }
-}
 
 /// The NUMA nodes of a pool's devices under a Topology Manager that aligns them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -138,16 +58,6 @@ struct State<'a> {
     /// Devices that finished init containers of the pod left.
     reusable: &'a DeviceSet,
     numa: &'a NumaState,
-}
-
-/// The CPUs and the memory that a container may be given, by NUMA node.
-#[derive(Debug, Clone, Default)]
-struct NumaState {
-    nodes: Vec<NumaNode>,
-    /// CPUs that finished init containers of the pod left, by node.
-    reusable_cpus: Vec<u32>,
-    /// Memory that they left, by the nodes that it is of.
-    reusable_memory: Vec<(Nodes, u64)>,
 }
 
 impl Alignment {
@@ -272,7 +182,7 @@ impl Alignment {
 
     /// The same once kubelet has admitted a pod; `None` if it does not, see [`Alignment::admits`].
     pub fn after(&self, free: &DeviceSet, ask: &Ask, blocks: &[DeviceSet]) -> Option<Self> {
-        let left = self.admitted(free, ask, blocks)?.numa.nodes;
+        let left = self.admitted(free, ask, blocks)?.left();
         let mut after = self.clone();
         after.numa.iter_mut().zip(left).for_each(|(node, left)| *node = left);
         Some(after)
@@ -441,236 +351,6 @@ fn count_in(counts: &[usize; MAX_NODES], nodes: Nodes) -> usize {
 
 const MIB: u64 = 1 << 20;
 
-impl NumaState {
-    fn of(alignment: &Alignment) -> Self {
-        let nodes = alignment.numa.clone();
-        Self { reusable_cpus: vec![0; nodes.len()], nodes, reusable_memory: Vec::new() }
-    }
-
-    /// What is free of a node, and what init containers left of it.
-    fn cpus(&self) -> impl Iterator<Item = (u32, u32)> {
-        self.nodes.iter().map(|node| node.cpus.free).zip(self.reusable_cpus.iter().copied())
-    }
-
-    fn has_cpus(&self, nodes: Nodes, needed: u32) -> bool {
-        let (mut available, mut is_left_elsewhere) = (0, false);
-        for (index, (free, reusable)) in self.cpus().enumerate() {
-            match nodes & (1 << index) != 0 {
-                true => available += u64::from(free) + u64::from(reusable),
-                false => is_left_elsewhere |= reusable > 0,
-            }
-        }
-        available >= u64::from(needed) && !is_left_elsewhere
-    }
-
-    fn has_memory(&self, nodes: Nodes, needed: u64) -> bool {
-        let inside = self.nodes.iter().enumerate().filter(|(index, _)| nodes & (1 << index) != 0);
-        let inside: Vec<&NumaNode> = inside.map(|(_, node)| node).collect();
-        let group: NodeNumbers = inside.iter().map(|node| node.node).collect();
-        let free = inside.iter().fold(0u64, |sum, node| sum.saturating_add(node.memory.free));
-        // A node without memory is in no hint.
-        inside
-            .iter()
-            .map(|node| node.memory)
-            .all(|memory| memory.allocatable > 0 && (memory.group.is_empty() || memory.group == group))
-            && free.saturating_add(self.reusable_memory(nodes)) >= needed
-    }
-
-    fn reusable_memory(&self, nodes: Nodes) -> u64 {
-        self.reusable_memory.iter().find(|(of, _)| *of == nodes).map_or(0, |(_, memory)| *memory)
-    }
-
-    /// What init containers left goes to containers of the same pod.
-    fn forget_reusable(&mut self) {
-        self.reusable_cpus.fill(0);
-        self.reusable_memory.clear();
-    }
-
-    /// Takes the CPUs of a container as kubelet does, as far as their NUMA nodes are concerned: whole nodes first, then of
-    /// those with the fewest available. Those that init containers left are taken first.
-    fn take_cpus(&mut self, nodes: Nodes, kind: ContainerKind, needed: u32) {
-        let available: Vec<u32> = self.cpus().map(|(free, reusable)| free.saturating_add(reusable)).collect();
-        let mut by_available: Vec<usize> =
-            (0..available.len()).filter(|node| nodes & (1 << node) != 0).collect();
-        by_available.sort_by_key(|node| available.get(*node));
-        let mut missing = needed;
-        let mut taken = vec![0; available.len()];
-        for whole in [true, false] {
-            for node in &by_available {
-                let total = self.nodes.get(*node).map_or(0, |node| node.cpus.total);
-                let (Some(available), Some(taken)) = (available.get(*node), taken.get_mut(*node)) else {
-                    continue;
-                };
-                let left = available - *taken;
-                if whole && (left < total || missing < total) {
-                    continue;
-                }
-                let more = missing.min(left);
-                *taken += more;
-                missing -= more;
-            }
-        }
-        for ((node, reusable), taken) in self.nodes.iter_mut().zip(&mut self.reusable_cpus).zip(taken) {
-            let reused = taken.min(*reusable);
-            node.cpus.free -= taken - reused;
-            match kind {
-                ContainerKind::Init => *reusable += taken - reused,
-                ContainerKind::Sidecar | ContainerKind::App => *reusable -= reused,
-            }
-        }
-    }
-
-    /// Takes the memory of a container as kubelet does: what init containers left on the same nodes first, then of the lowest
-    /// nodes.
-    fn take_memory(&mut self, nodes: Nodes, kind: ContainerKind, needed: u64) {
-        let reusable = self.reusable_memory(nodes);
-        let mut missing = needed.saturating_sub(reusable);
-        let is_in = |index: usize| nodes & (1 << index) != 0;
-        let numbers = self.nodes.iter().enumerate().filter(|(index, _)| is_in(*index));
-        let group: NodeNumbers = numbers.map(|(_, node)| node.node).collect();
-        for (_, node) in self.nodes.iter_mut().enumerate().filter(|(index, _)| is_in(*index)) {
-            let taken = missing.min(node.memory.free);
-            node.memory.free -= taken;
-            node.memory.group = group;
-            missing -= taken;
-        }
-        self.reusable_memory.retain(|(of, _)| *of != nodes);
-        self.reusable_memory.push(match kind {
-            ContainerKind::Init => (nodes, reusable.max(needed)),
-            ContainerKind::Sidecar | ContainerKind::App => (nodes, reusable.saturating_sub(needed)),
-        });
-    }
-}
-
-/// Kubelet's admission of a pod, one container after the other. Containers without devices count for their CPUs and memory.
-#[derive(Debug, Clone)]
-pub struct Admission<'a> {
-    alignment: &'a Alignment,
-    ask: &'a Ask,
-    /// The number of containers that are admitted, of those that kubelet aligns.
-    admitted: usize,
-    available: DeviceSet,
-    /// Devices that finished init containers left.
-    reusable: DeviceSet,
-    /// What the containers need of the NUMA nodes; empty if that is not counted.
-    demands: Vec<NumaDemand>,
-    numa: NumaState,
-    /// The nodes of all containers, in the scope `pod`.
-    whole: Option<Nodes>,
-}
-
-impl<'a> Admission<'a> {
-    /// The admission of a pod on a node with these free devices; `None` if kubelet refuses the pod before a container
-    /// with devices.
-    pub fn new(alignment: &'a Alignment, free: &DeviceSet, ask: &'a Ask) -> Option<Self> {
-        let demands = alignment.counted(&ask.numa);
-        let numa = if demands.is_empty() { NumaState::default() } else { NumaState::of(alignment) };
-        let (available, reusable) = (free.clone(), DeviceSet::EMPTY);
-        let mut admission =
-            Self { alignment, ask, admitted: 0, available, reusable, demands, numa, whole: None };
-        if alignment.scope == TopologyManagerScope::Pod {
-            let needs = NumaDemand::of_pod(&admission.demands);
-            admission.whole = Some(admission.best_hint(ask.devices, needs)?);
-        }
-        admission.pass_containers_without_devices().then_some(admission)
-    }
-
-    /// The next container with devices.
-    pub fn container(&self) -> Option<&'a ContainerAsk> {
-        self.ask.containers.get(self.next()?.container?)
-    }
-
-    /// The next container that kubelet aligns.
-    fn next(&self) -> Option<NumaDemand> {
-        match self.demands.is_empty() {
-            true if self.admitted < self.ask.containers.len() => Some(NumaDemand::none(self.admitted)),
-            true => None,
-            false => self.demands.get(self.admitted).copied(),
-        }
-    }
-
-    /// The available devices of each NUMA node that the next container is aligned with; `None` if kubelet refuses it.
-    pub fn offered(&self) -> Option<Vec<DeviceSet>> {
-        let nodes = self.nodes()?;
-        let each = (0..self.alignment.nodes.len()).map(|node| 1 << node).filter(|node| nodes & node != 0);
-        let of_node = |node| self.available.iter().filter(move |device| self.alignment.is_in(*device, node));
-        Some(each.map(|node| of_node(node).collect()).collect())
-    }
-
-    /// The NUMA nodes that the next container is aligned with; `None` if kubelet refuses it.
-    fn nodes(&self) -> Option<Nodes> {
-        let size = self.container().map_or(0, |container| container.devices(&self.ask.blocks));
-        let needs = self.next()?.needs;
-        self.whole.or_else(|| self.best_hint(size, needs))
-    }
-
-    fn best_hint(&self, size: u32, needs: NumaNeeds) -> Option<Nodes> {
-        let state = State { available: &self.available, reusable: &self.reusable, numa: &self.numa };
-        self.alignment.best_hint(state, size as usize, needs)
-    }
-
-    /// Admits the next container with the devices of its blocks, and those without devices that follow it; whether
-    /// kubelet does. Which of the devices left by init containers it has in addition is unknown.
-    pub fn admit(&mut self, devices: &DeviceSet) -> bool {
-        let Some((next, container)) = self.next().zip(self.container()) else {
-            return true;
-        };
-        if !self.take(next) {
-            return false;
-        }
-        self.available.remove(devices);
-        // Only an init container returns its devices, to the containers after it.
-        let after = next.container.map_or(0, |index| index + 1);
-        let mut later = self.ask.containers.iter().skip(after);
-        let is_left = later.any(|later| {
-            later.any_of_held > 0 || container.blocks.iter().any(|block| later.blocks.contains(block))
-        });
-        if container.any_of_held == 0 {
-            self.reusable = if is_left { devices.clone() } else { DeviceSet::EMPTY };
-        }
-        self.advance();
-        self.pass_containers_without_devices()
-    }
-
-    fn advance(&mut self) {
-        self.admitted += 1;
-        if self.next().is_some_and(|next| next.is_first) {
-            self.numa.forget_reusable();
-        }
-    }
-
-    fn pass_containers_without_devices(&mut self) -> bool {
-        while let Some(next) = self.next().filter(|next| next.container.is_none()) {
-            if !self.take(next) {
-                return false;
-            }
-            self.advance();
-        }
-        true
-    }
-
-    /// Takes what a container needs of the NUMA nodes; whether it can.
-    fn take(&mut self, container: NumaDemand) -> bool {
-        if container.needs.is_none() {
-            return true;
-        }
-        let NumaNeeds { cpus, memory } = container.needs;
-        if self.alignment.splits_core(cpus) {
-            return false;
-        }
-        let Some(nodes) = self.nodes() else {
-            return false;
-        };
-        if cpus > 0 {
-            self.numa.take_cpus(nodes, container.kind, cpus);
-        }
-        if memory > 0 {
-            self.numa.take_memory(nodes, container.kind, memory);
-        }
-        true
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
@@ -678,6 +358,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::request::ContainerKind;
     use crate::request::ContainerKind::{App, Init, Sidecar};
     use crate::request::{Container, CpuAndMemory, Request};
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, NodeName, names};
+use gantry_api::{
+    GpuNode, GpuNodeSpec, GpuNodeStatus, KubeletTopology, NodeName, TopologyManagerPolicy, names,
+};
 use gantry_extender::bind::Binder;
 use gantry_extender::index::{self, Index, Source, Store};
 use gantry_extender::service::Service;
@@ -24,6 +26,8 @@ pub(crate) fn node_name(number: usize) -> String {
 pub(crate) enum Fleet {
     /// Eight whole GPUs.
     Whole,
+    /// The same on two NUMA nodes, of which kubelet gives CPUs and memory to containers. Pods are Guaranteed.
+    Aligned,
     /// Eight GPUs of seven MIG devices each.
     Mig,
     /// Eight GPUs shared by four each.
@@ -34,7 +38,7 @@ impl Fleet {
     /// The resource.
     pub(crate) fn resource(self) -> &'static str {
         match self {
-            Self::Whole => names::GPU_RESOURCE,
+            Self::Whole | Self::Aligned => names::GPU_RESOURCE,
             Self::Mig => "nvidia.com/mig-1g.10gb",
             Self::Shared => "nvidia.com/gpu.shared",
         }
@@ -43,7 +47,7 @@ impl Fleet {
     /// The devices of a node.
     fn devices(self, node: &str) -> Vec<serde_json::Value> {
         let each = match self {
-            Self::Whole => 1,
+            Self::Whole | Self::Aligned => 1,
             Self::Mig => 7,
             Self::Shared => 4,
         };
@@ -51,7 +55,7 @@ impl Fleet {
         let device = |(gpu, part): (usize, usize)| {
             let mut device = json!({"resource": self.resource(), "gpu": gpu, "healthy": true});
             match self {
-                Self::Whole => device["id"] = format!("GPU-{node}-{gpu}").into(),
+                Self::Whole | Self::Aligned => device["id"] = format!("GPU-{node}-{gpu}").into(),
                 Self::Mig => {
                     device["id"] = format!("MIG-{node}-{gpu}-{part}").into();
                     device["slice"] = json!({"profile": "1g.10gb", "start": part, "size": 1});
@@ -65,6 +69,33 @@ impl Fleet {
         };
         all.map(device).collect()
     }
+
+    /// A machine as it is in the cluster.
+    fn machine(self, machine: Machine) -> Machine {
+        let Self::Aligned = self else {
+            return machine;
+        };
+        let mut parts = machine.clone().into_parts();
+        for gpu in &mut parts.gpus {
+            gpu.numa = if gpu.index < 4 { "0" } else { "1" }.parse().ok();
+        }
+        Machine::new(parts).unwrap_or(machine)
+    }
+
+    /// What its kubelets report in addition. No two nodes have as much free.
+    fn aligned(self, number: usize) -> (Option<KubeletTopology>, serde_json::Value) {
+        let Self::Aligned = self else {
+            return (None, json!({}));
+        };
+        let kubelet =
+            KubeletTopology { policy: TopologyManagerPolicy::SingleNumaNode, ..KubeletTopology::default() };
+        let cpus = |node: usize| json!({"node": node, "total": 64, "allocatable": 64, "held": number % 40});
+        let memory = |node: usize| {
+            let held = (number + node) << 20;
+            json!({"node": node, "allocatableBytes": 512u64 << 30, "heldBytes": held, "group": [node]})
+        };
+        (Some(kubelet), json!({"cpus": [cpus(0), cpus(1)], "memory": [memory(0), memory(1)]}))
+    }
 }
 
 /// A service over `nodes` nodes of eight GPUs, three kinds, each with another set of devices taken.
@@ -76,7 +107,7 @@ pub(crate) fn service(fleet: Fleet, nodes: usize) -> Service {
     for source in Source::ALL {
         index.list_begins(now, source);
     }
-    let machines = [switched(), bridged(), plain(8)];
+    let machines = [switched(), bridged(), plain(8)].map(|machine| fleet.machine(machine));
     for number in 0..nodes {
         let name = NodeName::from(node_name(number));
         let devices = fleet.devices(name.as_str());
@@ -85,13 +116,19 @@ pub(crate) fn service(fleet: Fleet, nodes: usize) -> Service {
         // Spread over all masks, a fifth of the devices taken.
         let taken = (number * 37 % 256) & (number * 91 % 256) & 0xff;
         let is_taken = |device: usize| match fleet {
-            Fleet::Whole => taken & (1 << device) != 0,
+            Fleet::Whole | Fleet::Aligned => taken & (1 << device) != 0,
             // No two nodes alike.
             Fleet::Mig | Fleet::Shared => ((number + 1) * 2_654_435_761 + device * 40_503) >> 7 & 7 < 2,
         };
         let held = devices.iter().enumerate().filter(|(device, _)| is_taken(*device));
         let held: Vec<_> = held.map(|(_, device)| device["id"].clone()).collect();
-        let node = gpu_node(name.as_str(), fleet.resource(), &machines[number % 3], &devices, &held);
+        let mut node = gpu_node(name.as_str(), fleet.resource(), &machines[number % 3], &devices, &held);
+        let (kubelet, status) = fleet.aligned(number);
+        node["spec"]["kubelet"] = json!(kubelet);
+        if let (Some(status), Some(more)) = (node["status"].as_object_mut(), status.as_object()) {
+            status.extend(more.clone());
+        }
+        let node = serde_json::from_value(node).unwrap_or_default();
         if let Some(inventory) = index::inventory(&watched, node, &mut kinds) {
             index.inventory_applied(&name, inventory);
         }
@@ -113,7 +150,11 @@ pub(crate) fn service(fleet: Fleet, nodes: usize) -> Service {
 
 /// What kube-scheduler sends about all nodes, names only. Every request is of another pod, as in life.
 pub(crate) fn body(fleet: Fleet, nodes: usize, devices: u32, pod: usize) -> Vec<u8> {
-    let asked = json!({fleet.resource(): devices.to_string()});
+    let mut asked = json!({fleet.resource(): devices.to_string()});
+    if matches!(fleet, Fleet::Aligned) {
+        asked["cpu"] = "8".into();
+        asked["memory"] = "64Gi".into();
+    }
     let names: Vec<String> = (0..nodes).map(node_name).collect();
     let body = json!({
         "Pod": {
@@ -136,7 +177,7 @@ fn gpu_node(
     machine: &Machine,
     devices: &[serde_json::Value],
     held: &[serde_json::Value],
-) -> index::PartialGpuNode {
+) -> serde_json::Value {
     let holders = json!([{
         "namespace": "ml", "pod": "other", "resource": resource, "devices": held, "provenance": "PodResources",
     }]);
@@ -144,5 +185,5 @@ fn gpu_node(
         serde_json::from_value(json!({"devices": devices, "holders": holders})).unwrap_or_default();
     let mut node = GpuNode::new(name, GpuNodeSpec { machine: machine.clone(), kubelet: None });
     node.status = Some(status);
-    serde_json::to_value(&node).and_then(serde_json::from_value).unwrap_or_default()
+    serde_json::to_value(&node).unwrap_or_default()
 }

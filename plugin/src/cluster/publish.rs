@@ -243,7 +243,7 @@ impl Publisher {
     }
 
     fn current(&self, inventory: &Inventory) -> GpuNodeStatus {
-        let status = status::status(
+        let mut status = status::status(
             (inventory, &self.cluster.offered.borrow().clone()),
             &self.cluster.handover,
             &self.cluster.diagnoses.now(),
@@ -255,12 +255,13 @@ impl Publisher {
             return status;
         };
         let listing = self.cluster.handover.numa();
-        let cpus = kubelet.refuses_by_cpus();
-        GpuNodeStatus {
-            cpus: cpus.then(|| numa::cpus(&listing, &self.cluster.sys_root, kubelet)).unwrap_or_default(),
-            memory: kubelet.refuses_by_memory().then(|| numa::memory(&listing)).unwrap_or_default(),
-            ..status
+        if kubelet.refuses_by_cpus() {
+            status.cpus = numa::cpus(&listing, &self.cluster.sys_root, kubelet);
         }
+        if kubelet.refuses_by_memory() {
+            status.memory = numa::memory(&listing);
+        }
+        status
     }
 
     /// The machine as last written, possibly by an earlier run: nothing better is known without a driver.

@@ -2,6 +2,7 @@
 //! other programs mark.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::names::{GPU_RESOURCE, REMEDIATION_TAINT};
@@ -262,6 +263,13 @@ pub(super) async fn rules_mark_the_node_while_faults_last(bed: &Bed) -> Result<(
         }
         let marked = "taint tainted:NoSchedule, GPUFault=True, GPURebootRequested=True";
         is_marked(bed, node, marked).await?;
+        // Rules that are no rules change nothing; others are in effect without a restart.
+        write_rules(bed, &MARKING_RULES.replace("action: taint", "action: tainted"))?;
+        views::Metrics::settled(bed, &[("remediation_rules_invalid", 1.0)]).await?;
+        is_marked(bed, node, marked).await?;
+        write_rules(bed, &MARKING_RULES.replace("xids: [48]", "xids: [62]"))?;
+        is_marked(bed, node, "GPUFault=True, GPURebootRequested=True").await?;
+        views::Metrics::settled(bed, &[("remediation_rules_invalid", 0.0)]).await?;
         cluster.kubectl(&["annotate", "gpunode", node, "gantry.dev/lift-quarantine=all"]).await?;
         is_marked(bed, node, "GPUFault=False, GPURebootRequested=False").await?;
         for rule in ["tainted", "reported", "reboot"] {
@@ -300,12 +308,18 @@ async fn is_marked(bed: &Bed, node: &str, expected: &str) -> Result<()> {
 
 /// Starts the extender with rules of remediation and the rights that they need. Returns its arguments.
 async fn apply_rules(bed: &Bed, rules: &str) -> Result<Vec<String>> {
-    let file = bed.cluster().folder().join("remediation.yaml");
-    std::fs::write(&file, rules)?;
+    let file = write_rules(bed, rules)?;
     bed.cluster().kubectl(&["apply", "-f", &right()]).await?;
     let arguments = vec![format!("--remediation-rules={}", file.display())];
     restart_extender(bed, &arguments).await?;
     Ok(arguments)
+}
+
+/// Writes the file of rules.
+fn write_rules(bed: &Bed, rules: &str) -> Result<PathBuf> {
+    let file = bed.cluster().folder().join("remediation.yaml");
+    std::fs::write(&file, rules)?;
+    Ok(file)
 }
 
 /// Starts the extender without rules of remediation, and forgets what they did on a node.

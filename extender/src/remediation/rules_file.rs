@@ -1,0 +1,156 @@
+//! The file with the rules. It is read again while the extender runs; a file that cannot be read leaves the rules before it
+//! in effect.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gantry_config::{Problems, RemediationRules};
+
+/// The longest file that is read, in bytes: as long as a ConfigMap can be.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Why the file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RulesFileError {
+    /// It cannot be read.
+    #[error("--remediation-rules: cannot read {path}", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        source: io::Error,
+    },
+    /// It is longer than any ConfigMap.
+    #[error("--remediation-rules: {path} is longer than {MAX_BYTES} bytes", path = path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Its text is no rules.
+    #[error("--remediation-rules")]
+    Invalid(#[from] Problems),
+}
+
+/// The rules in effect, and where they are from.
+#[derive(Debug, Clone)]
+pub(crate) struct RulesFile {
+    path: PathBuf,
+    rules: Arc<RemediationRules>,
+    /// The text that was read last, also if it is no rules; `None` if it could not be read.
+    text: Option<String>,
+}
+
+/// What a new look at the file has found.
+#[derive(Debug)]
+pub(crate) enum Reread {
+    Unchanged,
+    /// Other rules are in effect.
+    Changed,
+    /// The file has become unusable. Told once.
+    Failed(RulesFileError),
+}
+
+impl RulesFile {
+    /// Reads the rules.
+    ///
+    /// # Errors
+    /// See [`RulesFileError`].
+    pub(crate) fn open(path: &Path) -> Result<Self, RulesFileError> {
+        let text = read(path)?;
+        let rules = Arc::new(parse(path, &text)?);
+        Ok(Self { path: path.to_owned(), rules, text: Some(text) })
+    }
+
+    /// The rules in effect.
+    pub(crate) fn rules(&self) -> &Arc<RemediationRules> {
+        &self.rules
+    }
+
+    /// Reads the file again.
+    pub(crate) fn reread(&mut self) -> Reread {
+        let text = match read(&self.path) {
+            Ok(text) => text,
+            Err(error) => {
+                return match self.text.take() {
+                    Some(_) => Reread::Failed(error),
+                    None => Reread::Unchanged,
+                };
+            }
+        };
+        if self.text.as_ref() == Some(&text) {
+            return Reread::Unchanged;
+        }
+        let parsed = parse(&self.path, &text);
+        self.text = Some(text);
+        match parsed {
+            Ok(rules) => {
+                self.rules = Arc::new(rules);
+                Reread::Changed
+            }
+            Err(error) => Reread::Failed(error),
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<String, RulesFileError> {
+    let failed = |source| RulesFileError::Read { path: path.to_owned(), source };
+    let mut text = String::new();
+    let file = File::open(path).map_err(failed)?;
+    file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+    match text.len() as u64 > MAX_BYTES {
+        true => Err(RulesFileError::TooLong { path: path.to_owned() }),
+        false => Ok(text),
+    }
+}
+
+fn parse(path: &Path, text: &str) -> Result<RemediationRules, RulesFileError> {
+    Ok(RemediationRules::read(&path.display().to_string(), text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn rules(name: &str) -> String {
+        format!("version: v1\nrules: [{{name: {name}, match: {{xids: [79]}}, action: cordon}}]\n")
+    }
+
+    fn names(file: &RulesFile) -> Vec<&str> {
+        file.rules().rules.iter().map(|rule| rule.name.as_str()).collect()
+    }
+
+    /// A failure is told once, and does not end what was in effect before.
+    #[test]
+    fn rules_before_a_bad_change_stay_in_effect() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rules.yaml");
+        fs::write(&path, rules("a")).unwrap();
+        let mut file = RulesFile::open(&path).unwrap();
+        assert!(matches!(file.reread(), Reread::Unchanged));
+        fs::write(&path, rules("b")).unwrap();
+        assert!(matches!(file.reread(), Reread::Changed));
+        assert_eq!(names(&file), ["b"]);
+        fs::write(&path, rules("c").replace("cordon", "cordn")).unwrap();
+        let Reread::Failed(error) = file.reread() else { panic!("a wrong action is accepted") };
+        let text = gantry_runtime::chain(&error);
+        assert!(text.contains("rules.yaml") && text.contains("\"cordn\""), "{text}");
+        assert!(matches!(file.reread(), Reread::Unchanged));
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(file.reread(), Reread::Failed(RulesFileError::Read { .. })));
+        assert!(matches!(file.reread(), Reread::Unchanged));
+        assert_eq!(names(&file), ["b"]);
+        fs::write(&path, rules("b")).unwrap();
+        assert!(matches!(file.reread(), Reread::Changed));
+    }
+
+    #[test]
+    fn long_file_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rules.yaml");
+        fs::write(&path, " ".repeat(1 << 21)).unwrap();
+        assert!(matches!(RulesFile::open(&path), Err(RulesFileError::TooLong { .. })));
+    }
+}
