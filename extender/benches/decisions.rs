@@ -57,6 +57,14 @@ fn filter_mig(bencher: Bencher<'_, '_>, nodes: usize) {
     bencher.bench(|| service.filter(divan::black_box(&body)).map(|answer| answer.len()));
 }
 
+/// Filter where kubelet gives CPUs and memory of each NUMA node.
+#[divan::bench(args = NODES)]
+fn filter_aligned(bencher: Bencher<'_, '_>, nodes: usize) {
+    let service = common::service(Fleet::Aligned, nodes);
+    let body = common::body(Fleet::Aligned, nodes, 2, 1);
+    bencher.bench(|| service.filter(divan::black_box(&body)).map(|answer| answer.len()));
+}
+
 /// Prioritize where GPUs are cut in seven.
 #[divan::bench(args = NODES)]
 fn prioritize_mig(bencher: Bencher<'_, '_>, nodes: usize) {

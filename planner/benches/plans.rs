@@ -181,7 +181,7 @@ impl Cluster {
                             true => vec![(names::GPU_RESOURCE.into(), held)],
                             false => Vec::new(),
                         },
-                        cpus: Vec::new(),
+                        numa: Vec::new(),
                         resources: share.clone(),
                         role: 0,
                     }],
