@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{DeviceId, NodeName, PodUid, Provenance, ResourceName};
+use gantry_api::{DeviceId, Grant, NodeName, PodUid, Provenance, ResourceName};
 
 use super::occupancy::Occupancy;
 use super::pod_store::PodStore;
@@ -463,7 +463,13 @@ impl Node {
         }
         if let Some(held) = self.held_by(&pod.uid) {
             let pools = self.pools().zip(held);
-            let devices = pools.map(|((pool, _), held)| (pool.resource.clone(), pool.ids_of(held)));
+            // Of a device that the plugin does not list now nothing is known but the grant.
+            let granted = pod.grant.as_deref().and_then(|text| Grant::parse(text, &pod.uid, &self.name).ok());
+            let devices = pools.map(|((pool, _), held)| {
+                let granted = granted.iter().flat_map(|grant| grant.held(pool.resource.as_str()));
+                let unlisted = granted.filter(|id| pool.find([id]).1 > 0);
+                (pool.resource.clone(), pool.ids_of(held).into_iter().chain(unlisted).collect())
+            });
             let devices: Devices = devices.collect();
             self.occupancy.quarantine(now, devices);
         }

@@ -53,6 +53,23 @@ fn a_force_deleted_pods_devices_are_quarantined() {
     assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
 }
 
+/// The plugin reads fewer GPUs for a moment, and lists them again before it has seen that the pod is gone.
+#[test]
+fn device_that_was_not_listed_at_the_end_is_quarantined() {
+    let cluster = one_node();
+    let running = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&running);
+    let mut node = gpu_node("n", &bridged());
+    node["status"]["devices"].as_array_mut().unwrap().remove(1);
+    cluster.inventory(&node);
+    cluster.gone(&running);
+    cluster.inventory(&gpu_node("n", &bridged()));
+    // Until then the third was counted in place of the second.
+    assert_eq!(cluster.free("n"), "3,4,5,6,7");
+    cluster.wait(6);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
 #[test]
 fn the_quarantine_does_not_end_on_facts_from_before_its_end() {
     let cluster = one_node();

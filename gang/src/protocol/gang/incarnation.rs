@@ -234,7 +234,11 @@ impl Gang {
             self.reported.forget();
             return;
         }
-        let begun = self.members().iter().any(TrackedMember::is_pinned);
+        // A member that it names and that has ended well was bound by it.
+        let has_ended = |uid: &PodUid| {
+            self.members().get(uid).is_some_and(|member| member.class(incarnation) == Class::Completed)
+        };
+        let begun = self.members().iter().any(TrackedMember::is_pinned) || named.clone().any(has_ended);
         if !begun && !decision.reservations.iter().all(is_free) {
             // The write came late, and its devices have gone to others meanwhile. No member is bound by it, so none is to be.
             self.remember_past(decision.id.clone());

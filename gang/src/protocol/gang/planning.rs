@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gantry_api::PodUid;
 
-use super::super::members::{Count, TrackedMember};
+use super::super::members::{Class, Count, TrackedMember};
 use super::super::plan_queue::Urgency;
 use super::super::slots::{Holder, Slot};
 use super::super::types::{Devices, MemberRequest, PlanRequest, ShapeId, Sibling};
@@ -69,9 +69,11 @@ fn first_groups(gang: &Gang, quorum: &Quorum, request: &PlanRequest) -> Vec<Plan
 
 /// The members that wait of groups that are whole, or else each further group that can be whole: all of it or none.
 fn further_groups(gang: &Gang, quorum: &Quorum, request: &PlanRequest) -> Vec<PlanRequest> {
+    // A pod that was bound past the extender is no member, but its group has it: the rest of the group completes it.
     let missing = |role: &str| {
-        let placed = gang.members().count_of(role).placed();
-        quorum.min_of(role).unwrap_or_default().saturating_sub(placed)
+        let count = gang.members().count_of(role);
+        let there = count.placed().saturating_add(count.of(Class::Stray));
+        quorum.min_of(role).unwrap_or_default().saturating_sub(there)
     };
     let of = |is: &dyn Fn(&str) -> bool, must: u32| {
         let members = request.members.iter().filter(|member| is(&member.role));

@@ -328,6 +328,25 @@ fn late_decision_over_reservations_of_others_is_discarded() {
     assert_eq!(world.plan_from(4).must, 2, "all of it is planned anew, not what is left of it");
 }
 
+/// It was carried out, so that it was not written late. The others may be lost, and their replacements come.
+#[test]
+fn decision_of_which_a_member_has_ended_stands() {
+    let (status, pods) = before(0, Repair::Hold);
+    let decided = status.decision.clone().unwrap();
+    let mut world = World::new();
+    world.see(member("b0", membership("b", 1)));
+    let wanted = world.next().unwrap();
+    let placement =
+        Placement { places: vec![place("n1", "a-g1")], domain: "node n1".into(), ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
+    for pod in pods {
+        let stage = if pod.uid == uid("a1") { Stage::Succeeded } else { pod.stage.clone() };
+        world.see(Member { stage, ..pod });
+    }
+    world.show("a", status);
+    assert_eq!(world.gangs.view(&key("a")).unwrap().decision_id(), Some(&*decided.id));
+}
+
 /// What the older one has given up, and could not say so any more.
 #[test]
 fn a_place_that_two_decisions_name_is_that_of_the_younger_one() {

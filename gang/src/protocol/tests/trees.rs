@@ -192,6 +192,24 @@ fn further_groups_are_placed_each_as_a_whole() {
     assert!(world.next().is_none_or(|wanted| wanted.members.is_empty()));
 }
 
+/// The process before had seen it wait, and had not written that it belongs to the tree.
+#[test]
+fn group_is_completed_beside_a_pod_bound_past_the_extender() {
+    let mut world = World::new();
+    pods(&mut world, "a", 1);
+    let elsewhere = Some("another-scheduler".into());
+    world.see(Member { elsewhere, ..bound(member("b0", in_group("b")), "n9") });
+    world.see(member("b1", in_group("b")));
+    pod_group(&mut world, "a", 1, "tree");
+    pod_group(&mut world, "b", 2, "tree");
+    composite(&mut world, "tree", 1, None);
+    let first = world.next().unwrap();
+    assert_eq!((roles(&first), first.must), (vec!["a"], 1));
+    bind(&mut world, &first);
+    let wanted = world.next().unwrap();
+    assert_eq!((roles(&wanted), wanted.members.len(), wanted.must), (vec!["b"], 1, 1));
+}
+
 #[test]
 fn spare_of_a_group_that_has_ended_is_released() {
     // A further group needs the devices, and no member of the first can be lost any more.
