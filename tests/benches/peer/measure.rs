@@ -104,12 +104,14 @@ pub(crate) async fn round(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample
     take(Row::PreferredReplicas, preferred(&run, 2).await?);
     take(Row::SharedOne, allocate(&run, 1).await?);
     take(Row::SharedAll, allocate(&run, 32).await?);
-    if !matches!(plugin, Plugin::Bare(_)) {
+    // NVIDIA's program reports one replica of the GPU, and waiting for the others has no end.
+    let reports_all = matches!(plugin, Plugin::Gantry(_));
+    if reports_all {
         take(Row::Xid(Mode::Replicas), xids(&mut run, Mode::Replicas).await?);
     }
     let mut run = running(plugin, Mode::Slices).await?;
     take(Row::PreferredSlices, preferred(&run, 2).await?);
-    if !matches!(plugin, Plugin::Bare(_)) {
+    if reports_all {
         take(Row::Xid(Mode::Slices), xids(&mut run, Mode::Slices).await?);
     }
     drop(run);
