@@ -34,6 +34,10 @@ const UNKNOWN_ERROR: u32 = 999;
 /// Calls that a plugin makes while it runs.
 const CALLS: [&str; 4] =
     ["nvmlDeviceGetCount_v2", "nvmlEventSetWait_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"];
+/// The name of the action that has calls of NVML fail.
+const FAILING_CALLS: &str = "failing calls";
+/// After so long the plugin has tried again to register GPUs for events: it does at each check, every 5 s.
+const REGISTERED_AGAIN: Duration = Duration::from_secs(7);
 
 /// For how long; set, it means that nothing may be left out.
 const SECONDS: &str = "GANTRY_SOAK_SECONDS";
@@ -188,7 +192,7 @@ impl Action {
         (Self::Xid, "Xids", 8),
         (Self::HarmlessXid, "harmless Xids", 20),
         (Self::ReloadDriver, "driver reloads", 3),
-        (Self::FailCall, "failing calls", 8),
+        (Self::FailCall, FAILING_CALLS, 8),
         (Self::SlowCall, "slow calls", 8),
         (Self::Recut, "GPUs cut anew", 12),
         (Self::Reconfigure, "configurations", 10),
@@ -509,8 +513,11 @@ impl World {
         .await?;
         let resident = self.process.resident()?;
         ensure!(resident < MEMORY, "it holds {resident} bytes");
-        // Now that nothing else goes on, an Xid cannot be missed.
+        // Now that nothing else goes on, an Xid cannot be missed, once all GPUs are registered for events.
         if self.random.random_ratio(1, 2) {
+            if self.last.contains(&FAILING_CALLS) {
+                tokio::time::sleep(REGISTERED_AGAIN).await;
+            }
             let gpus = u8::try_from(self.xids.len())?;
             let sure =
                 (0..gpus).filter(|gpu| !self.lost.contains(gpu) && self.xids[usize::from(*gpu)] == Xid::No);
