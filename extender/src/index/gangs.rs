@@ -78,7 +78,7 @@ pub(super) struct GangIndex {
     suspects: BTreeSet<NodeIx>,
     /// Since when plugins of nodes with places do not serve.
     troubled: HashMap<NodeIx, Instant>,
-    /// Since when slots lack exclusive CPUs, by gang and number.
+    /// Since when slots lack CPUs or memory of their NUMA nodes, by gang and number.
     without_numa: HashMap<(Arc<GangKey>, u32), Instant>,
     /// Where devices for gangs that do not fit come from.
     reclaim: reclaim::Reclaim,

@@ -123,7 +123,7 @@ impl Index {
                 self.gangs.troubled.entry(node).or_insert(now.at);
             }
             for (gang, slot) in self.without_numa_too_long(without_numa) {
-                tracing::info!(node = %name, %gang, slot, "other pods have the exclusive CPUs of the slot");
+                tracing::info!(node = %name, %gang, slot, "other pods have the CPUs or the memory of the slot");
                 lost.entry(gang).or_default().insert(slot);
             }
             if let Some(why) = gone {

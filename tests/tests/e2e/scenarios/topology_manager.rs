@@ -129,7 +129,7 @@ async fn refused_by_kubelet(bed: &Bed) -> Result<()> {
 
 /// Kubelet's record of exclusive CPUs. Kubelet does not start with a record of another policy.
 const CPU_STATE: &str = "/var/lib/kubelet/cpu_manager_state";
-/// Where its memory manager keeps who has which memory.
+/// Kubelet's record of the memory of containers. Kubelet does not start with a record of another policy.
 const MEMORY_STATE: &str = "/var/lib/kubelet/memory_manager_state";
 
 /// All CPUs of the first NUMA node are reserved for the system: a Guaranteed pod has its CPU on the second one, and kubelet
