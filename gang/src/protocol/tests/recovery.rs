@@ -308,17 +308,22 @@ fn an_object_of_ours_that_is_nobodys_goes() {
     assert_eq!(world.take_work(), [], "a gang has it");
 }
 
-#[test]
-fn late_decision_over_reservations_of_others_is_discarded() {
-    // A former leader writes a decision after the new leader gave one of its devices to another gang.
-    let (status, pods) = before(0, Repair::Hold);
+/// The process that leads now has given a device of gang `a` to another gang.
+fn with_device_of_a1_given_away() -> World {
     let mut world = World::new();
-    // Who leads now has given one of the devices to another gang.
     world.see(member("b0", membership("b", 1)));
     let wanted = world.next().unwrap();
     let placement =
         Placement { places: vec![place("n1", "a-g1")], domain: "node n1".into(), ..Placement::default() };
     world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
+    world
+}
+
+#[test]
+fn late_decision_over_reservations_of_others_is_discarded() {
+    // A former leader writes a decision after the new leader gave one of its devices to another gang.
+    let (status, pods) = before(0, Repair::Hold);
+    let mut world = with_device_of_a1_given_away();
     for pod in pods {
         world.see(pod);
     }
@@ -333,12 +338,7 @@ fn late_decision_over_reservations_of_others_is_discarded() {
 fn decision_of_which_a_member_has_ended_stands() {
     let (status, pods) = before(0, Repair::Hold);
     let decided = status.decision.clone().unwrap();
-    let mut world = World::new();
-    world.see(member("b0", membership("b", 1)));
-    let wanted = world.next().unwrap();
-    let placement =
-        Placement { places: vec![place("n1", "a-g1")], domain: "node n1".into(), ..Placement::default() };
-    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
+    let mut world = with_device_of_a1_given_away();
     for pod in pods {
         let stage = if pod.uid == uid("a1") { Stage::Succeeded } else { pod.stage.clone() };
         world.see(Member { stage, ..pod });
