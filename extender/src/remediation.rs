@@ -121,6 +121,8 @@ impl Remediator {
             }
         };
         until.run_until_cancelled(work).await;
+        // The next leader reads the file.
+        self.metrics.remediation_rules_invalid(false);
     }
 
     /// Puts changed rules into effect.

@@ -106,7 +106,7 @@ pub(super) fn see(path: &Path, pipes: Pipes) -> Sighting {
 }
 
 /// The text of a file up to the limit of a configuration. Devices are not opened, which alone can have effects.
-fn text(path: &Path, pipes: Pipes) -> io::Result<String> {
+pub(super) fn text(path: &Path, pipes: Pipes) -> io::Result<String> {
     let metadata = std::fs::metadata(path)?;
     if is_null(&metadata) {
         return Ok(String::new());

@@ -4,6 +4,7 @@
 mod cluster;
 mod files;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,6 +21,14 @@ use files::Pipes;
 
 use super::read::load_naming;
 use super::{Config, Layer, Loaded, Problems, ResourcePattern, Strictness};
+
+/// The text of a file that is read again while the program runs.
+///
+/// # Errors
+/// It cannot be read, is longer than a configuration may be, or is a pipe or a device: reading one could block.
+pub fn text_of(path: &Path) -> io::Result<String> {
+    files::text(path, Pipes::Refused)
+}
 
 /// The sources of the configuration.
 #[derive(Clone)]

@@ -1,15 +1,12 @@
 //! The file with the rules. It is read again while the extender runs; a file that cannot be read leaves the rules before it
 //! in effect.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use gantry_config::source::text_of;
 use gantry_config::{Problems, RemediationRules};
-
-/// The longest file that is read, in bytes: as long as a ConfigMap can be.
-const MAX_BYTES: u64 = 1 << 20;
 
 /// Why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -20,12 +17,6 @@ pub(crate) enum RulesFileError {
         /// The file.
         path: PathBuf,
         source: io::Error,
-    },
-    /// It is longer than any ConfigMap.
-    #[error("--remediation-rules: {path} is longer than {MAX_BYTES} bytes", path = path.display())]
-    TooLong {
-        /// The file.
-        path: PathBuf,
     },
     /// Its text is no rules.
     #[error("--remediation-rules")]
@@ -44,10 +35,11 @@ pub(crate) struct RulesFile {
 /// What a new look at the file has found.
 #[derive(Debug)]
 pub(crate) enum Reread {
+    /// The text is the same, or still cannot be read.
     Unchanged,
     /// Other rules are in effect.
     Changed,
-    /// The file has become unusable. Told once.
+    /// The file has become unusable. Reported once.
     Failed(RulesFileError),
 }
 
@@ -94,14 +86,7 @@ impl RulesFile {
 }
 
 fn read(path: &Path) -> Result<String, RulesFileError> {
-    let failed = |source| RulesFileError::Read { path: path.to_owned(), source };
-    let mut text = String::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
-    match text.len() as u64 > MAX_BYTES {
-        true => Err(RulesFileError::TooLong { path: path.to_owned() }),
-        false => Ok(text),
-    }
+    text_of(path).map_err(|source| RulesFileError::Read { path: path.to_owned(), source })
 }
 
 fn parse(path: &Path, text: &str) -> Result<RemediationRules, RulesFileError> {
@@ -122,7 +107,7 @@ mod tests {
         file.rules().rules.iter().map(|rule| rule.name.as_str()).collect()
     }
 
-    /// A failure is told once, and does not end what was in effect before.
+    /// A failure is reported once, and does not end what was in effect before.
     #[test]
     fn rules_before_a_bad_change_stay_in_effect() {
         let folder = tempfile::tempdir().unwrap();
@@ -151,6 +136,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rules.yaml");
         fs::write(&path, " ".repeat(1 << 21)).unwrap();
-        assert!(matches!(RulesFile::open(&path), Err(RulesFileError::TooLong { .. })));
+        let text = gantry_runtime::chain(&RulesFile::open(&path).unwrap_err());
+        assert!(text.contains("rules.yaml") && text.ends_with("longer than 1048576 bytes"), "{text}");
     }
 }
