@@ -110,24 +110,36 @@ impl Alignment {
         alignment
     }
 
-    /// What of these demands counts here: of a manager that does not run nothing does.
-    pub fn counted(&self, demands: &[NumaDemand]) -> Vec<NumaDemand> {
+    /// What counts of the needs of a container: nothing that a manager would give that does not run.
+    fn counted_needs(&self) -> impl Fn(&NumaDemand) -> NumaNeeds + use<> {
         let cpus = self.numa.iter().any(|node| node.cpus.total > 0);
         let memory = self.numa.iter().any(|node| node.memory.allocatable > 0);
+        move |demand| NumaNeeds {
+            cpus: if cpus { demand.needs.cpus } else { 0 },
+            memory: if memory { demand.needs.memory } else { 0 },
+        }
+    }
+
+    /// Whether any of these demands counts here.
+    pub fn counts(&self, demands: &[NumaDemand]) -> bool {
+        let needs = self.counted_needs();
+        demands.iter().any(|demand| !needs(demand).is_none())
+    }
+
+    /// Those of these demands that count here.
+    pub fn counted(&self, demands: &[NumaDemand]) -> Vec<NumaDemand> {
+        if !self.counts(demands) {
+            return Vec::new();
+        }
+        let needs_of = self.counted_needs();
         let mut counted: Vec<NumaDemand> = Vec::new();
         let mut is_first = false;
         for demand in demands {
-            let needs = NumaNeeds {
-                cpus: if cpus { demand.needs.cpus } else { 0 },
-                memory: if memory { demand.needs.memory } else { 0 },
-            };
+            let needs = needs_of(demand);
             is_first |= demand.is_first;
             if demand.container.is_some() || !needs.is_none() {
                 counted.push(NumaDemand { needs, is_first: std::mem::take(&mut is_first), ..*demand });
             }
-        }
-        if counted.iter().all(|demand| demand.needs.is_none()) {
-            counted.clear();
         }
         counted
     }
@@ -449,6 +461,17 @@ mod tests {
         let alignment = alignment.with_free(NumaNode::unoccupied);
         let ask = ask(&[(App, 8, 9)]);
         assert_eq!(Admission::new(&alignment, &set("0-7"), &ask).unwrap().offered().unwrap().len(), 2);
+    }
+
+    /// A Guaranteed pod always needs memory, which counts where kubelet's memory manager is static.
+    #[test]
+    fn demands_count_where_their_manager_runs() {
+        let policy = TopologyManagerPolicy::SingleNumaNode;
+        let of_memory = halves(policy).counting(&[memory(0, 8), memory(1, 8)]);
+        let [shared, exclusive] = [0, 2].map(|cpus| ask(&[(App, 2, cpus)]).numa);
+        assert!(!with_cpus(policy).counts(&shared) && with_cpus(policy).counted(&shared).is_empty());
+        assert!(with_cpus(policy).counts(&exclusive));
+        assert!(of_memory.counts(&shared) && !halves(policy).counts(&exclusive));
     }
 
     #[test]

@@ -236,9 +236,17 @@ impl Node {
 
     /// Whether kubelet refuses pods by their CPUs or memory.
     pub(super) fn counts_numa(&self) -> bool {
-        let counts =
-            |pool: &inventory::Pool| pool.alignment.as_ref().is_some_and(|known| known.counts_numa());
-        self.inventory.as_ref().is_some_and(|inventory| inventory.pools.iter().any(counts))
+        self.alignments().any(Alignment::counts_numa)
+    }
+
+    /// Whether kubelet refuses pods with these demands by their CPUs or memory.
+    pub(super) fn counts(&self, demands: &[NumaDemand]) -> bool {
+        self.alignments().any(|alignment| alignment.counts(demands))
+    }
+
+    fn alignments(&self) -> impl Iterator<Item = &Alignment> {
+        let pools = self.inventory.iter().flat_map(|inventory| &inventory.pools);
+        pools.filter_map(|pool| pool.alignment.as_deref())
     }
 
     /// The CPUs and the memory of live pods, of binds and of members of gangs with a reservation that kubelet's list does not
@@ -248,8 +256,7 @@ impl Node {
             return Vec::new();
         };
         let mut unlisted: Vec<Unlisted> = Vec::new();
-        let mut alignments = inventory.pools.iter().filter_map(|pool| pool.alignment.as_ref());
-        let Some(counting) = alignments.find(|alignment| alignment.counts_numa()) else {
+        let Some(counting) = self.alignments().find(|alignment| alignment.counts_numa()) else {
             return Vec::new();
         };
         let mut add = |pod: &PodUid, demands: &[NumaDemand], devices: &dyn Fn(usize) -> DeviceSet| {

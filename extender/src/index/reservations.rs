@@ -423,7 +423,7 @@ fn are_free(node: &Node, devices: &[DeviceSet], lent: &[DeviceSet]) -> bool {
 
 /// Whether the CPUs and the memory that layouts need are still free: a hold keeps none.
 fn have_numa(node: &Node, request: &Request, layouts: &[Layout]) -> bool {
-    if !node.counts_numa() || request.numa().is_empty() {
+    if !node.counts(request.numa()) {
         return true;
     }
     let Some(class) = node.exact(&[]) else {

@@ -173,9 +173,7 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
 /// Why enough free devices do not meet what a pod asks of them, or what kubelet's Topology Manager does: the first
 /// container that cannot have its devices by itself, and what is free instead.
 fn unmet(site: Site<'_>, pool: &Pool, ask: &Ask) -> NodeRefusal {
-    if let Some(alignment) =
-        site.alignment.filter(|alignment| alignment.counts_numa() && !ask.numa.is_empty())
-    {
+    if let Some(alignment) = site.alignment.filter(|alignment| alignment.counts(&ask.numa)) {
         if let Some(refusal) = alignment.refusal_by_cores(ask) {
             return NodeRefusal::Unmet(refusal);
         }

@@ -155,8 +155,7 @@ fn question(class: &Class, request: &Request, policy: Policy) -> Option<ScoreKey
         return None;
     }
     let (index, pool) = class.pool(ask.resource.as_str())?;
-    let counts_numa = pool.alignment.as_ref().is_some_and(|alignment| alignment.counts_numa());
-    if counts_numa && !ask.numa.is_empty() {
+    if pool.alignment.as_ref().is_some_and(|alignment| alignment.counts(&ask.numa)) {
         return None;
     }
     (ask.containers.len() == 1).then_some(ScoreKey { pool: index, devices: ask.devices, policy })

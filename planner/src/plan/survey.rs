@@ -437,7 +437,7 @@ fn fitting(class: &Class, shape: &Shape, counting: Counting, most: u32) -> u32 {
         let site = Site { alignment: alignment.as_deref(), ..class.site(pool, &cut).for_gangs() };
         let layout = Layout::best(site, free, ask)?;
         // Only CPUs and memory change it.
-        let counted = site.alignment.filter(|known| known.counts_numa() && !ask.numa.is_empty());
+        let counted = site.alignment.filter(|known| known.counts(&ask.numa));
         if let Some(after) = counted.and_then(|known| known.after(free, ask, &layout.blocks)) {
             *alignment = Some(Cow::Owned(after));
         }

@@ -19,7 +19,7 @@ use gantry_planner::request::{Ask, Request};
 use gantry_planner::snapshot::NodeIx;
 
 /// How long a plugin may not serve before the places on its node are given up: longer than it takes to replace it. Also
-/// how long a slot may lack exclusive CPUs: longer than kubelet and the plugin take to report those of pods that are gone.
+/// how long a slot may lack CPUs or memory: longer than kubelet and the plugin take to report those of pods that are gone.
 const RESTART: Duration = Duration::from_secs(30);
 
 impl Index {
@@ -176,12 +176,11 @@ impl Index {
 
     /// The slots on a node that counts CPUs or memory, each with whether only these are missing for a bind of its member.
     fn slots_without_numa(&self, entry: &Node) -> Vec<((Arc<GangKey>, u32), bool)> {
-        let counts_numa = entry.counts_numa();
-        if !counts_numa && self.gangs.without_numa.is_empty() {
+        if !entry.counts_numa() && self.gangs.without_numa.is_empty() {
             return Vec::new();
         }
         let lacks_numa = |place: &GangReservation| {
-            let request = self.asked_of(place).filter(|request| !request.numa().is_empty())?;
+            let request = self.asked_of(place).filter(|request| entry.counts(request.numa()))?;
             let pod = place.pod.as_ref().map_or("", PodUid::as_str);
             let gang = Arc::clone(&place.gang);
             let placed = Assignment { gang, node: entry.name().clone(), devices: place.devices.clone() };
@@ -190,7 +189,7 @@ impl Index {
         };
         let slots = entry.occupancy().gang_reservations().iter();
         let slots = slots.map(|place| {
-            let lacks = counts_numa && lacks_numa(place).unwrap_or(false);
+            let lacks = lacks_numa(place).unwrap_or(false);
             ((Arc::clone(&place.gang), place.slot), lacks)
         });
         slots.collect()
