@@ -268,6 +268,13 @@ pub struct Decision {
     pub reservations: Vec<DecidedReservation>,
 }
 
+impl Decision {
+    /// The pods that hold a reservation or are to get it.
+    pub fn pods(&self) -> impl Iterator<Item = &PodUid> + Clone {
+        self.reservations.iter().filter_map(|reservation| reservation.pod.as_ref())
+    }
+}
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
 fn is_first(revision: &u64) -> bool {
     *revision == 0

@@ -144,8 +144,7 @@ impl World {
         let Some(before) = before.and_then(|gang| gang.status.decision.as_ref()) else {
             return;
         };
-        let named = before.reservations.iter().filter_map(|slot| slot.pod.as_ref());
-        let named: Vec<&PodUid> = named.collect();
+        let named: Vec<&PodUid> = before.pods().collect();
         let pods = self.api.pods.values().filter(|pod| {
             let stays = pod.is_live() && !pod.leaving;
             stays && named.iter().any(|uid| uid.as_str() == pod.uid)

@@ -324,6 +324,11 @@ impl Gang {
         matches!(self.state, State::Open)
     }
 
+    /// Whether it is a tree of groups.
+    pub(super) fn has_tree(&self) -> bool {
+        self.agreement.has_tree()
+    }
+
     fn barrier(&self) -> Option<&Barrier> {
         match &self.state {
             State::Reserved(barrier) => Some(barrier),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{Decision, GangStatus, PodUid, names};
+use gantry_api::{GangStatus, PodUid, names};
 
 use super::event::{Effects, GangEvent, Offered, Reply};
 use super::gang::{Continuations, End, Gang, View};
@@ -64,6 +64,15 @@ pub struct DeadlockedGang<'a> {
     pub wanted: PlanRequest,
     /// It would not be whole on an empty cluster.
     pub hopeless: bool,
+}
+
+/// A member that was put into its gang.
+struct Joined {
+    gang: Arc<GangKey>,
+    /// The name of the gang's object, if the gang is new.
+    new: Option<ObjectName>,
+    /// The gang that it was in before.
+    left: Option<Arc<GangKey>>,
 }
 
 /// The victims of gangs that preempt.
@@ -352,7 +361,14 @@ impl Gangs {
         answer
     }
 
-    fn member_seen(&mut self, now: Now, mut member: Member) {
+    fn member_seen(&mut self, now: Now, member: Member) {
+        if let Some(joined) = self.join(now, member) {
+            self.joined(now, joined);
+        }
+    }
+
+    /// Puts a member, as it is now, into its gang. `None` if it has none.
+    fn join(&mut self, now: Now, mut member: Member) -> Option<Joined> {
         if let Some(settled) = self.owners.settle(&member.membership) {
             member.membership = Arc::new(settled);
         }
@@ -381,19 +397,22 @@ impl Gangs {
                 }
             }
         }
-        let Some((key, new)) = self.gang_for(now, &member) else {
-            return;
-        };
-        self.of_pod.insert(member.uid.clone(), key.clone());
-        if let Some(gang) = self.gangs.get_mut(&key) {
+        let (gang, new) = self.gang_for(now, &member)?;
+        self.of_pod.insert(member.uid.clone(), gang.clone());
+        if let Some(gang) = self.gangs.get_mut(&gang) {
             gang.observe(now, member, &self.settings, self.synced);
         }
+        Some(Joined { gang, new, left })
+    }
+
+    /// Lets the gang of a member draw its conclusions.
+    fn joined(&mut self, now: Now, joined: Joined) {
         // A decision is taken over only with a member that it names.
-        match new {
+        match joined.new {
             Some(name) => self.follow_object(now, &name),
-            None => self.settle(now, &key),
+            None => self.settle(now, &joined.gang),
         }
-        if let Some(left) = left {
+        if let Some(left) = joined.left {
             self.forget_empty(now, &left);
         }
     }
@@ -519,18 +538,11 @@ impl Gangs {
                 moved.extend(members.map(|member| member.pod().clone()));
             }
         }
-        let mut keys = BTreeSet::new();
-        moved.retain(|pod| {
-            let settled = self.owners.settle(&pod.membership);
-            settled.map(|settled| keys.insert(settled.key)).is_some()
-        });
-        // A decision of an earlier process is taken over with the first member: one that it names.
-        let known = keys.iter().filter_map(|key| self.objects.get(&object_name(key))?.decision());
-        let reservations = known.flat_map(|decision| &decision.reservations);
-        let named: BTreeSet<PodUid> = reservations.filter_map(|of| of.pod.clone()).collect();
-        moved.sort_by_key(|pod| !named.contains(&pod.uid));
-        for pod in moved {
-            self.member_seen(now, pod);
+        moved.retain(|pod| self.owners.settle(&pod.membership).is_some());
+        // A decision of an earlier process is taken over with all of them.
+        let joined: Vec<Joined> = moved.into_iter().filter_map(|pod| self.join(now, pod)).collect();
+        for joined in joined {
+            self.joined(now, joined);
         }
         for key in &following {
             self.settle(now, key);
@@ -538,23 +550,25 @@ impl Gangs {
         self.follow_deferred(now);
     }
 
-    /// Whether a decision is about pods that may be members once the parents of their PodGroups are read, and about none that is one yet.
+    /// Whether a decision of an earlier process may be about pods that are members once their owners are read: taken over without them, it
+    /// would find its devices held by others, or nothing left to do.
     fn is_early(&self, key: &GangKey, known: &Known) -> bool {
-        let Some(decision) = known.decision().filter(|_| known.is_about(key)) else {
+        let gang = self.gangs.get(key).filter(|gang| known.is_about(key) && gang.is_open());
+        let Some((gang, decision)) = gang.zip(known.decision()) else {
             return false;
         };
-        let mut named = decision.reservations.iter().filter_map(|of| of.pod.as_ref());
         let is_member = |uid: &PodUid| self.of_pod.get(uid).is_some_and(|of| **of == *key);
-        !named.any(is_member) && self.may_come(decision)
+        // The decision does not name those that replace lost members.
+        let named = u32::try_from(decision.reservations.len()).unwrap_or(u32::MAX);
+        let short = gang.has_tree() && named.saturating_add(known.completed()) < decision.min;
+        decision.pods().any(|uid| !is_member(uid) && self.has_early_owner(uid))
+            || short && self.owners.any_early_group(&key.namespace)
     }
 
-    /// Pods that a decision names may be found to belong to its gang: their owners were not read yet.
-    fn may_come(&self, decision: &Decision) -> bool {
-        let mut named = decision.reservations.iter().filter_map(|of| of.pod.as_ref());
-        named.any(|uid| {
-            let owner = self.tracked(uid).and_then(|member| member.pod().membership.owner.as_ref());
-            owner.is_some_and(|owner| self.owners.is_early(owner))
-        })
+    /// Whether a pod may be found to belong to another gang: its owner was not read yet.
+    fn has_early_owner(&self, uid: &PodUid) -> bool {
+        let owner = self.tracked(uid).and_then(|member| member.pod().membership.owner.as_ref());
+        owner.is_some_and(|owner| self.owners.is_early(owner))
     }
 
     /// Keeps a gang from being planned, and its object from being written, until its members are seen.
@@ -639,7 +653,9 @@ impl Gangs {
         let again = self.settings.linger.saturating_mul(6);
         let mut strays = self.objects.take_strays(now.at, again);
         let decision_of = |name: &ObjectName| self.objects.get(name).and_then(Known::decision);
-        strays.retain(|name| decision_of(name).is_none_or(|decision| !self.may_come(decision)));
+        strays.retain(|name| {
+            decision_of(name).is_none_or(|decision| !decision.pods().any(|uid| self.has_early_owner(uid)))
+        });
         let deletions = strays.into_iter().map(|(namespace, name)| Work::DeleteObject { namespace, name });
         self.work.extend(deletions);
     }

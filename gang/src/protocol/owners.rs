@@ -180,6 +180,15 @@ impl Owners {
         }
     }
 
+    /// Whether it is not known yet to which tree of groups some PodGroup of a namespace belongs.
+    pub(super) fn any_early_group(&self, namespace: &str) -> bool {
+        let groups = self
+            .all
+            .keys()
+            .filter(|owner| owner.kind == OwnerKind::PodGroup && &*owner.namespace == namespace);
+        groups.into_iter().any(|owner| self.is_early(owner))
+    }
+
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.all.len()

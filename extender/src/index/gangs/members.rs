@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{Grant, PodUid, ResourceName};
+use gantry_api::{Decision, Grant, PodUid, ResourceName};
 use gantry_gang::protocol::{
     Asks, BindEnd, Devices, GangEvent, Member, Object, ShapeId, Stage, WatchedOwner,
 };
@@ -235,9 +235,7 @@ impl Index {
         let Some(status) = object.map(|object| &object.status) else {
             return false;
         };
-        let reservations = status.decision.iter().flat_map(|decision| &decision.reservations);
-        let mut named =
-            reservations.filter_map(|reservation| reservation.pod.as_ref()).chain(&status.unreserved);
+        let mut named = status.decision.iter().flat_map(Decision::pods).chain(&status.unreserved);
         named.any(|uid| *uid == pod.uid)
     }
 
@@ -405,7 +403,7 @@ impl Index {
         self.follow_deadlock();
         self.check_holders();
         self.gangs.backfill.tick();
-        self.gangs.reclaim.tick();
+        self.gangs.reclaim.tick(now.at, &self.published);
     }
 
     fn shape(&mut self, request: &Arc<Request>, pod: &PodFacts) -> ShapeId {

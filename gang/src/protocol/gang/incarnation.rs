@@ -1,6 +1,7 @@
 //! Incarnations of a gang: where one ends and the next begins, and how a process continues the one that an earlier process decided. Members
 //! of different incarnations never count together.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -211,8 +212,7 @@ impl Gang {
         };
         self.leave_behind(env, known, Some(decision));
         let incarnation = self.members().incarnation();
-        let named = decision.reservations.iter().filter_map(|slot| slot.pod.as_ref());
-        let stands = named.clone().any(|uid| {
+        let stands = decision.pods().any(|uid| {
             let member = self.members().get(uid);
             member.is_some_and(|member| member.is_of(incarnation))
         });
@@ -238,7 +238,7 @@ impl Gang {
         let has_ended = |uid: &PodUid| {
             self.members().get(uid).is_some_and(|member| member.class(incarnation) == Class::Completed)
         };
-        let begun = self.members().iter().any(TrackedMember::is_pinned) || named.clone().any(has_ended);
+        let begun = self.members().iter().any(TrackedMember::is_pinned) || decision.pods().any(has_ended);
         if !begun && !decision.reservations.iter().all(is_free) {
             // The write came late, and its devices have gone to others meanwhile. No member is bound by it, so none is to be.
             self.remember_past(decision.id.clone());
@@ -283,7 +283,7 @@ impl Gang {
     }
 
     /// The groups of a tree of groups that a decision was about: those with as many reservations, or members that have ended
-    /// well, as they need.
+    /// well, as they need, or else those with the most.
     fn choose_decided_groups(&mut self, decision: &Decision, completed: &BTreeMap<String, u32>) {
         if !self.agreement.has_tree() {
             return;
@@ -299,11 +299,22 @@ impl Gang {
         let quorum = self.agreement.resolved().and_then(|terms| terms.quorum.clone());
         let min_of = |role: &str| quorum.as_ref().and_then(|quorum| quorum.min_of(role));
         let is_whole = |role: &str| min_of(role) <= reserved.get(role).copied();
-        let selections = quorum.as_ref().map(|quorum| quorum.selections(&is_whole, &|role| role.to_owned()));
-        let sum =
-            |selection: &Selection| selection.values().fold(0, |sum: u32, min| sum.saturating_add(*min));
-        let same =
-            selections.into_iter().flatten().find(|selection: &Selection| sum(selection) == decision.min);
+        let is_of_decision = |selection: &Selection| {
+            selection.values().fold(0, |sum: u32, min| sum.saturating_add(*min)) == decision.min
+        };
+        let selections = |of: &dyn Fn(&str) -> bool| -> Vec<Selection> {
+            let all = quorum.as_ref().map(|quorum| quorum.selections(&of, &|role| role.to_owned()));
+            all.into_iter().flatten().filter(is_of_decision).collect()
+        };
+        let covered = |selection: &Selection| {
+            let counts =
+                selection.iter().map(|(role, min)| reserved.get(&**role).map_or(0, |count| *count.min(min)));
+            counts.fold(0, u32::saturating_add)
+        };
+        // A lost member may have no reservation.
+        let with_most =
+            || selections(&|_| true).into_iter().min_by_key(|selection| Reverse(covered(selection)));
+        let same = selections(&is_whole).into_iter().next().or_else(with_most);
         // Too few groups have pods now, a minimum may have changed since, or pods of other groups are seen later. A member may have
         // ended well and its reservation still be written.
         let of_reserved = || {
@@ -354,7 +365,7 @@ impl Gang {
 
     /// The process before had begun to delete all members: those that existed then still have to go.
     fn resume_restart(&mut self, env: &Env<'_>, known: &Known, decision: &Decision) {
-        let named: BTreeSet<&PodUid> = named_in(Some(decision));
+        let named: BTreeSet<&PodUid> = decision.pods().collect();
         let is_new = |member: &TrackedMember| {
             let before = known.bound_at().is_some_and(|bound| member.pod().created <= bound);
             !named.contains(&member.pod().uid) && !before
@@ -382,7 +393,7 @@ impl Gang {
         if !fresh || none || !self.key.incarnation.is_empty() {
             return;
         }
-        let mut named = named_in(decision);
+        let mut named: BTreeSet<&PodUid> = decision.into_iter().flat_map(Decision::pods).collect();
         named.extend(known.unreserved());
         let incarnation = self.members().incarnation();
         let continues =
@@ -427,9 +438,4 @@ impl Gang {
             self.begin_next_with_living(env);
         }
     }
-}
-
-fn named_in(decision: Option<&Decision>) -> BTreeSet<&PodUid> {
-    let reservations = decision.into_iter().flat_map(|decision| &decision.reservations);
-    reservations.filter_map(|reservation| reservation.pod.as_ref()).collect()
 }

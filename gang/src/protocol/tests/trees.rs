@@ -466,6 +466,83 @@ fn decided_tree_is_finished_by_the_next_process() {
     assert_eq!((status.phase, status.min, status.bound), (GangPhase::Bound, 3, 3));
 }
 
+/// Taken over with its first member alone, the decision would find the devices of the others held.
+#[test]
+fn decision_waits_for_members_whose_groups_are_read_later() {
+    let mut world = tree(2, &[("a", 1), ("b", 1)]);
+    let wanted = world.next().unwrap();
+    take(&mut world, &wanted);
+    ["a0", "b0"].iter().for_each(|pod| drop(world.come(pod)));
+    world.write();
+    let node = world.bind("b0");
+    let status = world.status(TREE);
+
+    let mut next = World::with(Settings { identity: "second".into(), ..Settings::default() });
+    next.see(member("a0", in_group("a")));
+    let b0 = bound(member("b0", in_group("b")), &node);
+    next.see(Member { holds: place(&node, "g-b0").devices, ..b0 });
+    next.show(TREE, status);
+    next.handle(GangEvent::Synced);
+    pod_group(&mut next, "a", 1, "tree");
+    composite(&mut next, "tree", 2, None);
+    assert_eq!((next.reason(TREE), next.next()), (Reason::Invalid, None), "b0 may belong to it");
+    pod_group(&mut next, "b", 1, "tree");
+    assert_eq!(next.reserved(), ["g-a0"]);
+    assert_eq!(next.node("a0"), "n-a0");
+}
+
+/// Two groups are read with their tree, and their pods join it one after the other.
+#[test]
+fn decision_is_taken_over_with_all_members_of_a_tree() {
+    let mut world = tree(1, &[("a", 1), ("b", 1)]);
+    let wanted = world.next().unwrap();
+    bind(&mut world, &wanted);
+    let wanted = world.next().unwrap();
+    take(&mut world, &wanted);
+    let status = world.status(TREE);
+    assert_eq!(status.decision.as_ref().map(|decision| decision.reservations.len()), Some(2));
+
+    let mut next = World::with(Settings { identity: "second".into(), ..Settings::default() });
+    let a0 = bound(member("a0", in_group("a")), "n-a0");
+    next.see(Member { holds: place("", "g-a0").devices, ..a0 });
+    next.see(member("b0", in_group("b")));
+    next.show(TREE, status);
+    next.handle(GangEvent::Synced);
+    pod_group(&mut next, "b", 1, "tree");
+    pod_group(&mut next, "a", 1, "tree");
+    composite(&mut next, "tree", 1, None);
+    assert_eq!(next.reserved(), ["g-b0"]);
+    let after = next.status(TREE);
+    assert_eq!((after.phase, after.bound), (GangPhase::Bound, 1));
+}
+
+/// The pod of one group has ended well, that of the other was lost: its replacement waits.
+#[test]
+fn tree_with_an_ended_group_goes_on_in_the_next_process() {
+    for first in ["a", "b"] {
+        let mut world = tree(2, &[("a", 1), ("b", 1)]);
+        let wanted = world.next().unwrap();
+        bind(&mut world, &wanted);
+        world.gone("b0");
+        let mut status = world.status(TREE);
+        // While a pod terminates its reservation is not written.
+        let decision = status.decision.as_mut().unwrap();
+        decision.reservations.retain(|slot| slot.pod.is_some());
+        assert_eq!(decision.reservations.len(), 1);
+
+        let mut next = World::with(Settings { identity: "second".into(), ..Settings::default() });
+        next.see(Member { stage: Stage::Succeeded, ..member("a0", in_group("a")) });
+        next.see(member("b1", in_group("b")));
+        next.show(TREE, status);
+        next.handle(GangEvent::Synced);
+        pod_group(&mut next, first, 1, "tree");
+        composite(&mut next, "tree", 2, None);
+        pod_group(&mut next, if first == "a" { "b" } else { "a" }, 1, "tree");
+        let wanted = next.next().unwrap_or_else(|| panic!("{first}: {}", next.text(TREE)));
+        assert_eq!(wanted.must, 1, "{first} is read first");
+    }
+}
+
 #[test]
 fn condition_names_the_groups_of_a_tree() {
     let mut world = tree(2, &[("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]);
