@@ -17,14 +17,20 @@ pub(crate) fn all() -> Result<()> {
     step("lints", lint)?;
     step("generated files", || generate::run(true))?;
     step("licences and bans", deny)?;
-    step("build", build)?;
-    // The end-to-end tests wait most of the time, and the others compute.
+    let mut programs = step("build", build)?;
+    // End-to-end tests wait most of the time, and the others compute.
+    let mut beside = vec![tests()];
+    for name in BESIDE {
+        let program = programs.remove(name).with_context(|| format!("{END_TO_END} has no test {name}"))?;
+        beside.push(end_to_end(&program));
+    }
     let log = target()?.join("ci-tests.log");
     let others = std::thread::spawn({
         let log = log.clone();
-        move || run_into(&log, &mut tests())
+        move || run_into(&log, beside)
     });
-    let mut counts = step("end-to-end tests, with the other tests beside them", || e2e(None, None))?;
+    let mut counts =
+        step("end-to-end tests, with the other tests beside them", || each(&programs, end_to_end))?;
     let succeeded = others.join().map_err(|_| anyhow!("the tests ended with a panic"))??;
     counts += step("tests", || {
         let output = std::fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
@@ -32,6 +38,9 @@ pub(crate) fn all() -> Result<()> {
     })?;
     counts.conclude()
 }
+
+/// End-to-end tests that run after the tests without a cluster and beside the scenarios, so that both take equally long.
+const BESIDE: [&str; 2] = ["docs", "image"];
 
 /// Pods of the scenarios in which many come and go.
 const PODS: &str = "300";
@@ -159,13 +168,18 @@ pub(crate) fn kubernetes_versions() -> Vec<&'static str> {
 pub(crate) fn e2e(filter: Option<&str>, kubernetes: Option<&str>) -> Result<Counts> {
     let mut programs = build()?;
     programs.retain(|name, _| filter.or(kubernetes).is_none() || name == SCENARIOS);
+    each(&programs, |program| {
+        let mut command = end_to_end(program);
+        command.args(filter).envs(kubernetes.map(|version| (KUBERNETES, version)));
+        command
+    })
+}
+
+/// Runs programs one after the other.
+fn each(programs: &BTreeMap<String, PathBuf>, command: impl Fn(&Path) -> Command) -> Result<Counts> {
     let mut counts = Counts::default();
-    for (name, program) in &programs {
-        counts += step(name, || {
-            let mut command = end_to_end(program);
-            command.args(filter).envs(kubernetes.map(|version| (KUBERNETES, version)));
-            counted(&mut command)
-        })?;
+    for (name, program) in programs {
+        counts += step(name, || counted(&mut command(program)))?;
     }
     Ok(counts)
 }

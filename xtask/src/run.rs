@@ -77,16 +77,21 @@ pub(crate) fn run_reading(command: &mut Command, mut line: impl FnMut(&str)) -> 
     Ok(child.wait()?.success())
 }
 
-/// Runs `command` with its output in the file `log`. Returns whether it exited with 0.
+/// Runs `commands` one after the other with their output in the file `log`. Returns whether all exited with 0.
 ///
 /// # Errors
-/// The file cannot be written, or the command cannot be started.
-pub(crate) fn run_into(log: &Path, command: &mut Command) -> Result<bool> {
-    announce(command);
+/// The file cannot be written, or a command cannot be started.
+pub(crate) fn run_into(log: &Path, commands: impl IntoIterator<Item = Command>) -> Result<bool> {
     let file = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-    let errors = file.try_clone().context("cannot share the file")?;
-    let status = command.stdout(file).stderr(errors).status();
-    Ok(status.with_context(|| format!("cannot start {:?}", command.get_program()))?.success())
+    let mut succeeded = true;
+    for mut command in commands {
+        announce(&command);
+        let share = || file.try_clone().context("cannot share the file");
+        let status = command.stdout(share()?).stderr(share()?).status();
+        let status = status.with_context(|| format!("cannot start {:?}", command.get_program()))?;
+        succeeded &= status.success();
+    }
+    Ok(succeeded)
 }
 
 /// What `command` writes to its standard output.
