@@ -14,7 +14,7 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::modes::{chosen, refused, write_config};
 use crate::bed::Bed;
@@ -136,16 +136,13 @@ const MEMORY_STATE: &str = "/var/lib/kubelet/memory_manager_state";
 /// refuses it with GPUs of the first.
 pub(super) async fn gpus_are_granted_near_exclusive_cpus(bed: &Bed) -> Result<()> {
     let outcome = near_exclusive_cpus(bed).await;
-    let node = &bed.cluster().nodes()[0];
-    let fields = [("cpuManagerPolicy", "none"), ("reservedSystemCPUs", "")];
-    node.exec(&["rm", "-f", CPU_STATE]).await?;
-    node.reconfigure_kubelet(&fields).await?;
+    let fields = [("cpuManagerPolicy", json!("none")), ("reservedSystemCPUs", json!(""))];
+    reconfigure(bed, CPU_STATE, &fields).await?;
     restore_kubelets(bed).await?;
     outcome
 }
 
 async fn near_exclusive_cpus(bed: &Bed) -> Result<()> {
-    let gpus = bed.gpus().await?;
     let namespace = "e2e-exclusive-cpus";
     let api = bed.namespace(namespace).await?;
     let node = &bed.cluster().nodes()[0];
@@ -156,17 +153,12 @@ async fn near_exclusive_cpus(bed: &Bed) -> Result<()> {
         let list = format!("hardware/root/sys/devices/system/node/node{numa}/cpulist");
         std::fs::write(node.sandbox().folder().join(list), cpus.join(","))?;
     }
-    let reads = format!("--kubelet-config={}", node.kubelet_config().display());
-    gpus.serve(bed.cluster(), node.name(), None, &[reads], &[(GPU, 8)]).await?;
-    node.exec(&["rm", "-f", CPU_STATE]).await?;
     let fields = [
-        ("cpuManagerPolicy", "static"),
-        ("reservedSystemCPUs", &first.join(",")),
-        ("topologyManagerPolicy", TopologyManagerPolicy::SingleNumaNode.as_str()),
+        ("cpuManagerPolicy", json!("static")),
+        ("reservedSystemCPUs", json!(first.join(","))),
+        ("topologyManagerPolicy", json!(TopologyManagerPolicy::SingleNumaNode.as_str())),
     ];
-    node.reconfigure_kubelet(&fields).await?;
-    bed.cluster().wait_until_ready().await?;
-    gpus.counts(bed.cluster(), node.name(), &[(GPU, 8)]).await?;
+    serve_under(bed, CPU_STATE, &fields).await?;
     let held = async |held: u32| {
         let count = |cpus: &[String]| u32::try_from(cpus.len()).unwrap_or(u32::MAX);
         let expected = [
@@ -214,31 +206,23 @@ async fn near_exclusive_cpus(bed: &Bed) -> Result<()> {
 /// second, and the next one waits.
 pub(super) async fn gpus_are_granted_near_memory(bed: &Bed) -> Result<()> {
     let outcome = near_memory(bed).await;
-    let node = &bed.cluster().nodes()[0];
     let fields = [("memoryManagerPolicy", json!("None")), ("reservedMemory", json!([]))];
-    node.exec(&["rm", "-f", MEMORY_STATE]).await?;
-    node.reconfigure_kubelet(&fields).await?;
+    reconfigure(bed, MEMORY_STATE, &fields).await?;
     restore_kubelets(bed).await?;
     outcome
 }
 
 async fn near_memory(bed: &Bed) -> Result<()> {
-    let gpus = bed.gpus().await?;
     let namespace = "e2e-numa-memory";
     let api = bed.namespace(namespace).await?;
     let node = &bed.cluster().nodes()[0];
-    let reads = format!("--kubelet-config={}", node.kubelet_config().display());
-    gpus.serve(bed.cluster(), node.name(), None, &[reads], &[(GPU, 8)]).await?;
-    node.exec(&["rm", "-f", MEMORY_STATE]).await?;
     let fields = [
         ("memoryManagerPolicy", json!("Static")),
         // As much as kubelet evicts for.
         ("reservedMemory", json!([{ "numaNode": 0, "limits": { "memory": "1Mi" } }])),
         ("topologyManagerPolicy", json!(TopologyManagerPolicy::SingleNumaNode.as_str())),
     ];
-    node.reconfigure_kubelet(&fields).await?;
-    bed.cluster().wait_until_ready().await?;
-    gpus.counts(bed.cluster(), node.name(), &[(GPU, 8)]).await?;
+    serve_under(bed, MEMORY_STATE, &fields).await?;
     let held = async |held: [u64; 2]| {
         until(format!("{held:?} MiB of memory published"), pods::RUN_LIMIT, async || {
             let node = Api::<GpuNode>::all(bed.client()).get(node.name()).await;
@@ -280,6 +264,24 @@ async fn near_memory(bed: &Bed) -> Result<()> {
     let two = pods::running(&api, "two").await?;
     on_numa_node(bed, &two, 0).await?;
     clear(&api).await
+}
+
+/// Serves the GPUs of the first node, whose plugin reads kubelet's configuration, under a kubelet with these fields.
+async fn serve_under(bed: &Bed, state: &str, fields: &[(&str, Value)]) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let node = &bed.cluster().nodes()[0];
+    let reads = format!("--kubelet-config={}", node.kubelet_config().display());
+    gpus.serve(bed.cluster(), node.name(), None, &[reads], &[(GPU, 8)]).await?;
+    reconfigure(bed, state, fields).await?;
+    bed.cluster().wait_until_ready().await?;
+    gpus.counts(bed.cluster(), node.name(), &[(GPU, 8)]).await
+}
+
+/// Restarts kubelet of the first node with other fields, and without the record of a manager.
+async fn reconfigure(bed: &Bed, state: &str, fields: &[(&str, Value)]) -> Result<()> {
+    let node = &bed.cluster().nodes()[0];
+    node.exec(&["rm", "-f", state]).await?;
+    Ok(node.reconfigure_kubelet(fields).await?)
 }
 
 /// The CPUs of a NUMA node.
