@@ -102,6 +102,7 @@ impl fmt::Display for OwnerRef {
         match (api.kind, api.versions) {
             // There are five kinds of that name.
             ("PodGroup", [(group, _), ..]) => write!(f, " ({group})"),
+            ("Job", [(group, _), ..]) if *group != "batch" => write!(f, " ({group})"),
             _ => Ok(()),
         }
     }
@@ -144,13 +145,15 @@ pub enum OwnerKind {
     JaxJob,
     /// ray.io RayCluster.
     RayCluster,
+    /// batch.volcano.sh Job.
+    VolcanoJob,
     /// batch Job.
     Job,
 }
 
 impl OwnerKind {
     /// Every kind.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::PodGroup,
         Self::CompositePodGroup,
         Self::Workload,
@@ -168,6 +171,7 @@ impl OwnerKind {
         Self::PaddleJob,
         Self::JaxJob,
         Self::RayCluster,
+        Self::VolcanoJob,
         Self::Job,
     ];
 
@@ -187,10 +191,18 @@ impl OwnerKind {
         )
     }
 
-    /// The kind of that name with a controller that creates pods.
+    /// Its name in a status: `JobSet`, or with the API group where another kind has the same name, `Job.batch.volcano.sh`.
+    pub fn as_shown(self) -> &'static str {
+        match self {
+            Self::VolcanoJob => "Job.batch.volcano.sh",
+            _ => crate::integrations::api(self).kind,
+        }
+    }
+
+    /// The kind with that name in a status whose controller creates pods.
     pub fn creator_named(name: &str) -> Option<Self> {
         let mut creators = Self::ALL.into_iter().filter(|kind| kind.makes_pods());
-        creators.find(|kind| crate::integrations::api(*kind).kind == name)
+        creators.find(|kind| kind.as_shown() == name)
     }
 
     /// Whether such an object may say that some of its pods are made only when others are ready or have ended ([`OwnerFacts::apart`]),

@@ -337,25 +337,34 @@ fn creator(pod: &PodView<'_>, owner: Option<&OwnerRef>, others: &[Found<'_>]) ->
     let mut owners = others.iter().filter_map(|other| other.owner.as_ref());
     let recognised = owners.find(|owner| owner.kind.makes_pods()).cloned();
     recognised.or_else(|| {
-        let job =
-            pod.controller.filter(|made| made.kind == "Job" && made.api_version.starts_with("batch/"))?;
-        // The pods of a Job that another recognised object makes are found by that object.
-        value::is_object_name(job.name).then(|| pod.beside(OwnerKind::Job, job.name))
+        let job = pod.controller.filter(|made| made.kind == "Job")?;
+        let (group, _) = job.api_version.split_once('/')?;
+        let kind = match group {
+            // The pods of a Job that another recognised object makes are found by that object.
+            "batch" => OwnerKind::Job,
+            "batch.volcano.sh" => OwnerKind::VolcanoJob,
+            _ => return None,
+        };
+        value::is_object_name(job.name).then(|| pod.beside(kind, job.name))
     })
 }
 
-/// The label of a Deployment's pods with the hash of their template.
-pub(super) const TEMPLATE: &str = "pod-template-hash";
+/// Labels of the pods of Deployments, and of Rollouts of Argo, with the hash of their template.
+pub(super) const TEMPLATES: [(&str, &str); 2] =
+    [("pod-template-hash", "Deployment"), ("rollouts-pod-template-hash", "Rollout")];
 /// The same of a StatefulSet's.
 pub(super) const REVISION: &str = "controller-revision-hash";
 
-/// The revision of the Deployment or StatefulSet that has the pod's template.
+/// The revision of the Deployment, Rollout or StatefulSet that has the pod's template.
 fn revision(pod: &PodView<'_>) -> Option<Revision> {
     let made = pod.controller.filter(|made| made.api_version.starts_with("apps/"))?;
     let (kind, name, hash) = match made.kind {
         "ReplicaSet" => {
-            let hash = pod.label(TEMPLATE).filter(|hash| !hash.is_empty())?;
-            ("Deployment", made.name.strip_suffix(hash)?.strip_suffix('-')?, hash)
+            let of = TEMPLATES.iter().find_map(|(label, kind)| {
+                let hash = pod.label(label).filter(|hash| !hash.is_empty())?;
+                Some((*kind, made.name.strip_suffix(hash)?.strip_suffix('-')?, hash))
+            });
+            of?
         }
         "StatefulSet" => ("StatefulSet", made.name, pod.label(REVISION)?),
         _ => return None,

@@ -75,7 +75,11 @@ pub struct WorkloadRef<'a> {
 /// Whether a label or annotation of this name is ever looked at. A reader of pods may drop all others.
 pub fn reads(name: &str) -> bool {
     match name.split_once('/') {
-        None => [grouped::KAI, grouped::COSCHEDULING_OLD, own::TEMPLATE, own::REVISION].contains(&name),
+        None => {
+            let templates = own::TEMPLATES.map(|(label, _)| label);
+            [grouped::KAI, grouped::COSCHEDULING_OLD, own::REVISION].contains(&name)
+                || templates.contains(&name)
+        }
         // Not the grant, which is long.
         Some((names::GROUP, _)) => own::KNOWN.contains(&name) || name == names::CHECKPOINTED_ANNOTATION,
         Some((domain, _)) => DOMAINS.contains(&domain),

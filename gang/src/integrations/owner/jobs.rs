@@ -1,4 +1,4 @@
-//! LeaderWorkerSets, JobSets, Ray clusters and batch Jobs: as many pods as they make.
+//! LeaderWorkerSets, JobSets, Ray clusters, batch Jobs and those of Volcano: as many pods as they make.
 
 use std::sync::Arc;
 
@@ -34,6 +34,21 @@ pub(super) fn job(sheet: &mut Sheet<'_>) {
     sheet.facts.total = Some(running);
     sheet.facts.wanted = Some(running.min(left));
     sheet.facts.source = "spec.parallelism".into();
+}
+
+/// A Job of Volcano: as many pods as its tasks have, of which `minAvailable` are needed, by default all.
+pub(super) fn volcano_job(sheet: &mut Sheet<'_>) {
+    let tasks = sheet.spec("tasks").and_then(Value::as_array);
+    let mut by_role = Vec::new();
+    for task in tasks.into_iter().flatten() {
+        let name = task.get("name").and_then(Value::as_str).unwrap_or_default();
+        let place = format!("spec.tasks[{name}].replicas");
+        by_role.push((name.into(), sheet.number(&place, task.get("replicas"), 0).unwrap_or(1)));
+    }
+    let total = sum(&by_role);
+    sheet.facts.total = Some(total);
+    let least = sheet.count("minAvailable", 0).filter(|least| *least > 0);
+    sheet.min(least.or(Some(total)), "spec.minAvailable");
 }
 
 /// Pods of a Job that run at once.

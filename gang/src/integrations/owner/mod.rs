@@ -64,6 +64,7 @@ pub fn api(kind: OwnerKind) -> Api {
         OwnerKind::PaddleJob => (KUBEFLOW, "PaddleJob", "paddlejobs"),
         OwnerKind::JaxJob => (KUBEFLOW, "JAXJob", "jaxjobs"),
         OwnerKind::RayCluster => (&[("ray.io", "v1"), ("ray.io", "v1alpha1")], "RayCluster", "rayclusters"),
+        OwnerKind::VolcanoJob => (&[("batch.volcano.sh", "v1alpha1")], "Job", "jobs"),
         OwnerKind::Job => (&[("batch", "v1")], "Job", "jobs"),
     };
     Api { versions, kind, plural }
@@ -93,6 +94,7 @@ pub fn read(kind: OwnerKind, part: &str, object: &Value) -> OwnerFacts {
         OwnerKind::PaddleJob => training::job(&mut sheet, "paddleReplicaSpecs"),
         OwnerKind::JaxJob => training::job(&mut sheet, "jaxReplicaSpecs"),
         OwnerKind::RayCluster => jobs::ray_cluster(&mut sheet),
+        OwnerKind::VolcanoJob => jobs::volcano_job(&mut sheet),
         OwnerKind::Job => jobs::job(&mut sheet),
     }
     sheet.done()
@@ -214,7 +216,7 @@ fn sum(by_role: &[(Arc<str>, u32)]) -> u32 {
 // counts as finished, not a run that its controller restarts.
 
 /// What of an owner's status is read: all the rest need not be kept.
-pub const STATUS: [&str; 4] = ["phase", "conditions", "completionTime", "failedIndexes"];
+pub const STATUS: [&str; 5] = ["phase", "state", "conditions", "completionTime", "failedIndexes"];
 
 /// Conditions that say so while they are `True`.
 fn conditions(kind: OwnerKind) -> &'static [&'static str] {
@@ -237,13 +239,28 @@ fn conditions(kind: OwnerKind) -> &'static [&'static str] {
         | OwnerKind::KaiPodGroup
         | OwnerKind::PodGang
         | OwnerKind::LeaderWorkerSet
-        | OwnerKind::RayCluster => &[],
+        | OwnerKind::RayCluster
+        | OwnerKind::VolcanoJob => &[],
     }
 }
 
-/// The phase that says so.
-fn phase(kind: OwnerKind) -> Option<&'static str> {
-    (kind == OwnerKind::VolcanoPodGroup).then_some("Completed")
+/// Phases that say so.
+fn phases(kind: OwnerKind) -> &'static [&'static str] {
+    match kind {
+        OwnerKind::VolcanoPodGroup => &["Completed"],
+        // In the phases that lead to an end its controller only removes pods.
+        OwnerKind::VolcanoJob => &["Completing", "Completed", "Terminating", "Terminated", "Failed"],
+        _ => &[],
+    }
+}
+
+/// The phase of an object.
+fn phase(kind: OwnerKind, object: &Value) -> Option<&str> {
+    let place = match kind {
+        OwnerKind::VolcanoJob => "/status/state/phase",
+        _ => "/status/phase",
+    };
+    object.pointer(place)?.as_str()
 }
 
 /// Whether the object's status says so. What cannot be read says nothing.
@@ -251,8 +268,7 @@ fn is_over(kind: OwnerKind, object: &Value) -> bool {
     let Some(status) = object.get("status") else {
         return false;
     };
-    let now = status.get("phase").and_then(Value::as_str);
-    if now.is_some() && now == phase(kind) {
+    if phase(kind, object).is_some_and(|phase| phases(kind).contains(&phase)) {
         return true;
     }
     let all = status.get("conditions").and_then(Value::as_array);
@@ -266,7 +282,7 @@ fn is_over(kind: OwnerKind, object: &Value) -> bool {
     })
 }
 
-/// Whether the object's spec says that it is to be suspended: its controller removes the pods, and recreates them once it is not. So Kueue
+/// Whether the object says that it is to be suspended: its controller removes the pods, and recreates them once it is not. So Kueue
 /// takes a job back that has to go for another.
 fn is_suspended(kind: OwnerKind, object: &Value) -> bool {
     let field = match kind {
@@ -277,6 +293,8 @@ fn is_suspended(kind: OwnerKind, object: &Value) -> bool {
         | OwnerKind::XgBoostJob
         | OwnerKind::PaddleJob
         | OwnerKind::JaxJob => "/spec/runPolicy/suspend",
+        // A command resumes a job that was aborted.
+        OwnerKind::VolcanoJob => return matches!(phase(kind, object), Some("Aborting" | "Aborted")),
         OwnerKind::PodGroup
         | OwnerKind::CompositePodGroup
         | OwnerKind::Workload

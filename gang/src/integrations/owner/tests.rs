@@ -165,6 +165,19 @@ fn ray_cluster_minimum_is_head_plus_fewest_workers_per_group() {
 }
 
 #[test]
+fn volcano_job_is_as_large_as_its_tasks() {
+    let tasks = json!([{"name": "ps", "replicas": 1}, {"name": "worker", "replicas": 3}]);
+    let facts = of(OwnerKind::VolcanoJob, json!({"minAvailable": 2, "tasks": tasks}));
+    assert_eq!((sizes(&facts), facts.wanted), ((Some(2), Some(4)), Some(4)));
+    let facts = of(OwnerKind::VolcanoJob, json!({"tasks": tasks}));
+    assert_eq!(sizes(&facts), (Some(4), Some(4)));
+    let wrong = of(OwnerKind::VolcanoJob, json!({"tasks": [{"name": "a", "replicas": "two"}]}));
+    let expected =
+        "spec.tasks[a].replicas of Job train: \"two\" is a text: a whole number from 0 on is asked for";
+    assert_eq!(faults(&wrong), [expected]);
+}
+
+#[test]
 fn job_parallelism_gives_the_total_and_no_minimum() {
     let facts = of(OwnerKind::Job, json!({"parallelism": 8, "completions": 20, "completionMode": "Indexed"}));
     assert_eq!(sizes(&facts), (None, Some(8)));

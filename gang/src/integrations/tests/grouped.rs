@@ -71,6 +71,7 @@ fn a_job_of_volcano_names_its_pod_group_and_numbers_its_tasks() {
     assert_eq!(gang(&membership), (Integration::Volcano, "tf-4a3c6d1e", ""));
     assert_eq!((&*membership.role, membership.rank, membership.size), ("ps", Some(1), Size::Undeclared));
     assert_eq!(membership.owner, owner(OwnerKind::VolcanoPodGroup, "tf-4a3c6d1e", ""));
+    assert_eq!(membership.creator, owner(OwnerKind::VolcanoJob, "tf", ""), "it makes the pods again");
 }
 
 #[test]
@@ -227,6 +228,8 @@ fn revision_of_a_deployment_or_stateful_set_is_read() {
     assert_eq!(pod("ReplicaSet", "head-7d9f", hash.clone()), of("Deployment head", "7d9f"));
     assert_eq!(pod("ReplicaSet", "head-0000", hash.clone()), None, "not that ReplicaSet's label");
     assert_eq!(pod("Job", "head-7d9f", hash), None);
+    let hash = json!({"rollouts-pod-template-hash": "7d9f"});
+    assert_eq!(pod("ReplicaSet", "head-7d9f", hash), of("Rollout head", "7d9f"));
     let revision = json!({"controller-revision-hash": "head-5c4"});
     assert_eq!(pod("StatefulSet", "head", revision), of("StatefulSet head", "head-5c4"));
 }

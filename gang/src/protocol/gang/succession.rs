@@ -182,7 +182,7 @@ impl Gang {
     pub(super) fn continuation(&self, until: Option<i64>) -> Option<Continuation> {
         let succession = self.succession()?;
         Some(Continuation {
-            owner_kind: crate::integrations::api(succession.owner.kind).kind.to_owned(),
+            owner_kind: succession.owner.kind.as_shown().to_owned(),
             owner_name: succession.owner.name.to_string(),
             owner_uid: succession.uid.to_string(),
             until: until.map(time),

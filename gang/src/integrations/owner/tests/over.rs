@@ -47,6 +47,11 @@ fn owner_is_over_when_ended_and_not_while_restarting() {
     assert!(is_over(OwnerKind::MpiJob, &at));
     assert!(is_over(OwnerKind::VolcanoPodGroup, &json!({"phase": "Completed"})));
     assert!(!is_over(OwnerKind::VolcanoPodGroup, &json!({"phase": "Running"})));
+    for (phase, over) in [("Completing", true), ("Failed", true), ("Restarting", false), ("Aborted", false)] {
+        let status = json!({"state": {"phase": phase}});
+        assert_eq!(is_over(OwnerKind::VolcanoJob, &status), over, "{phase}");
+        assert!(!is_over(OwnerKind::RayCluster, &status), "{phase}");
+    }
     assert!(!is_over(OwnerKind::Job, &json!({"phase": "Completed"})));
     assert!(!is_over(OwnerKind::Job, &json!("Complete")));
 }
@@ -73,4 +78,8 @@ fn a_job_is_suspended_while_its_spec_says_so() {
         assert!(!read(kind, json!({})), "{kind:?}");
     }
     assert!(!read(OwnerKind::LeaderWorkerSet, json!({"suspend": true})));
+    // A command resumes it.
+    let volcano =
+        |phase| super::read(OwnerKind::VolcanoJob, "", &json!({"status": {"state": {"phase": phase}}}));
+    assert!(volcano("Aborted").suspended && !volcano("Restarting").suspended);
 }
