@@ -469,32 +469,38 @@ impl Obstacles {
 pub struct SkewLimit {
     /// The label that makes its domains.
     pub key: Arc<str>,
-    /// `maxSkew`.
-    pub max: u32,
-    /// `minDomains` is what fails.
-    pub min_domains: Option<MinDomains>,
+    /// What of it fails.
+    pub fails: SkewFailure,
 }
 
-/// Fewer domains exist than a spread constraint wants.
+/// What of a spread constraint fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MinDomains {
-    /// `minDomains`.
-    pub wanted: u32,
-    /// Domains that exist.
-    pub exist: usize,
+pub enum SkewFailure {
+    /// A domain would have more than `maxSkew` above the one with the fewest.
+    MaxSkew(u32),
+    /// Fewer domains exist than `minDomains`.
+    MinDomains {
+        /// `minDomains`.
+        wanted: u32,
+        /// Domains that exist.
+        exist: usize,
+    },
+    /// No node that the members may go to has the label.
+    NoDomain,
 }
 
 impl SkewLimit {
     fn text(&self) -> String {
-        let Self { key, max, min_domains } = self;
-        match min_domains {
-            Some(MinDomains { wanted, exist }) => format!(
+        let Self { key, fails } = self;
+        match fails {
+            SkewFailure::MinDomains { wanted, exist } => format!(
                 "minDomains {wanted} of a topologySpreadConstraint needs {wanted} domains of {key}; {exist} exist"
             ),
-            None => {
-                format!(
-                    "topologySpreadConstraints allow no {key} more than {max} above the one with the fewest"
-                )
+            SkewFailure::MaxSkew(max) => format!(
+                "topologySpreadConstraints allow no {key} more than {max} above the one with the fewest"
+            ),
+            SkewFailure::NoDomain => {
+                format!("a topologySpreadConstraint needs the node label {key}, which no allowed node has")
             }
         }
     }

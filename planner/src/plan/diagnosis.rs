@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use gantry_api::names;
 use gantry_gang::protocol::{
-    DeviceShortage, LargestNode, MemberGroup, MinDomains, Obstacle, Obstacles, PlanRequest, Refusal,
-    Reserved, Shortage, SkewLimit, Withheld, WithheldNodes, Within,
+    DeviceShortage, LargestNode, MemberGroup, Obstacle, Obstacles, PlanRequest, Refusal, Reserved, Shortage,
+    SkewFailure, SkewLimit, Withheld, WithheldNodes, Within,
 };
 use serde::Serialize;
 
@@ -357,7 +357,7 @@ fn shortage(views: &Views<'_, '_>, wanted: &PlanRequest, hopeless: bool) -> Shor
             Within::SlicesOf { size: slices.size, level: level_name(survey, Scope::Level(slices.level)) }
         }
     };
-    let skew = uneven(views);
+    let skew = uneven(views, if hopeless { views.empty } else { survey });
     let scope = scopes(survey, widest(views.bounds)).pop();
     let widest = scope.and_then(|scope| LevelDiagnosis::of(views, scope, &counts));
     let short = |of: &&DeviceCounts| usize::try_from(of.asked).is_ok_and(|asked| of.free < asked);
@@ -446,26 +446,32 @@ fn withheld(views: &Views<'_, '_>, counts: &Counts) -> Option<WithheldNodes> {
     Some(WithheldNodes { cause: cause.clone(), nodes })
 }
 
-/// The spread constraint without which the gang would fit, and what of it fails.
-fn uneven(views: &Views<'_, '_>) -> Option<SkewLimit> {
-    let skews = &views.now.skews;
+/// The spread constraint without which the gang would fit on the cluster of `survey`, and what of it fails.
+fn uneven(views: &Views<'_, '_>, survey: &Survey<'_>) -> Option<SkewLimit> {
+    let skews = &survey.skews;
     let fits = |without: Arc<[Skew]>| {
-        let survey = views.now.with_skews(without);
+        let survey = survey.with_skews(without);
         choose(&survey, views.anchors, views.demand, views.bounds).is_some()
     };
     if skews.is_empty() || !fits(Arc::default()) {
         return None;
     }
     let alone = |skew: &&Skew| !fits([Skew::clone(skew)].into());
-    let skew = skews.iter().find(alone).or_else(|| skews.first())?;
-    let min_domains = skew.too_few_domains().map(|wanted| MinDomains { wanted, exist: skew.width() });
+    let labelless = skews.iter().find(|skew| !skew.has_label());
+    let skew = labelless.or_else(|| skews.iter().find(alone)).or_else(|| skews.first())?;
+    let key: Arc<str> = skew.key.as_ref().into();
+    if skew.width() == 0 {
+        return Some(SkewLimit { key, fails: SkewFailure::NoDomain });
+    }
+    let min_domains =
+        skew.too_few_domains().map(|wanted| SkewFailure::MinDomains { wanted, exist: skew.width() });
     // It would hold without the number of domains.
     let of_domains = min_domains.filter(|_| {
         let loose =
             skews.iter().map(|of| if of.key == skew.key { of.with_any_domains() } else { of.clone() });
         fits(loose.collect())
     });
-    Some(SkewLimit { key: skew.key.as_ref().into(), max: skew.max, min_domains: of_domains })
+    Some(SkewLimit { key, fails: of_domains.unwrap_or(SkewFailure::MaxSkew(skew.max)) })
 }
 
 /// Why the nodes of a place do not take another member.

@@ -26,6 +26,8 @@ pub(super) struct Skew {
     pub(super) counts: Vec<bool>,
     /// By node: its domain.
     domains: Vec<Option<u32>>,
+    /// Whether any node has the label.
+    has_label: bool,
     /// By domain: pods that count already.
     there: Vec<u32>,
     /// The domains, those with the fewest pods first.
@@ -63,9 +65,10 @@ impl Skew {
         let own = shapes[slot];
         let mut numbers: HashMap<&Arc<str>, u32> = HashMap::new();
         let mut domains = vec![None; rooms.len()];
-        let mut there = Vec::new();
+        let (mut there, mut has_label) = (Vec::new(), false);
         for ((number, room), domain) in (0u32..).zip(rooms).zip(&mut domains) {
             let facts = room.facts.as_ref();
+            has_label |= facts.is_some_and(|facts| facts.labels.contains_key(&spread.topology_key));
             let Some(facts) = facts.filter(|facts| own.spreads_over(spread, facts)) else {
                 continue;
             };
@@ -93,6 +96,7 @@ impl Skew {
             min_domains: spread.min_domains,
             few: (there.len() as u64) < u64::from(spread.min_domains),
             domains,
+            has_label,
             there,
             by_least,
         }
@@ -116,6 +120,11 @@ impl Skew {
     /// The same without a minimum of domains.
     pub(super) fn with_any_domains(&self) -> Self {
         Self { few: false, ..self.clone() }
+    }
+
+    /// Whether any node has the label. A node without one of the labels of a pod's constraints is in no domain of the others either.
+    pub(super) fn has_label(&self) -> bool {
+        self.has_label
     }
 
     /// How many domains there are.

@@ -8,8 +8,8 @@ use gantry_api::MAX_MESSAGE;
 use super::world::{key, pod_group};
 use crate::needs::Misfit;
 use crate::protocol::reasons::{
-    Cause, DeviceShortage, Failure, Holder, LargestNode, MemberGroup, MinDomains, NoRepair, Obstacle,
-    Obstacles, RailShortage, Refusal, Reserved, Rest, Shortage, SkewLimit, Uncounted, Validity, WaitReason,
+    Cause, DeviceShortage, Failure, Holder, LargestNode, MemberGroup, NoRepair, Obstacle, Obstacles,
+    RailShortage, Refusal, Reserved, Rest, Shortage, SkewFailure, SkewLimit, Uncounted, Validity, WaitReason,
     Withheld, WithheldNodes, Within, restart_note,
 };
 use crate::resources::InsufficientResource;
@@ -47,8 +47,8 @@ fn obstacles(nodes: Option<usize>, found: &[(Obstacle, usize)]) -> Option<Obstac
     Some(Obstacles { unit: text("GPUs"), nodes, found: found.to_vec() })
 }
 
-fn skew(min_domains: Option<MinDomains>) -> Option<SkewLimit> {
-    Some(SkewLimit { key: text("zone"), max: 1, min_domains })
+fn skew(fails: SkewFailure) -> Option<SkewLimit> {
+    Some(SkewLimit { key: text("zone"), fails })
 }
 
 fn largest(devices: usize, healthy: usize) -> Shortage {
@@ -95,8 +95,13 @@ fn shortages() -> Vec<Shortage> {
             devices: devices(16, 16, 16, 12),
             ..shortage()
         },
-        Shortage { skew: skew(None), ..shortage() },
-        Shortage { skew: skew(Some(MinDomains { wanted: 4, exist: 3 })), hopeless: true, ..shortage() },
+        Shortage { skew: skew(SkewFailure::MaxSkew(1)), ..shortage() },
+        Shortage {
+            skew: skew(SkewFailure::MinDomains { wanted: 4, exist: 3 }),
+            hopeless: true,
+            ..shortage()
+        },
+        Shortage { skew: skew(SkewFailure::NoDomain), hopeless: true, empty: 0, ..shortage() },
         Shortage { part: Some(text("big")), members: vec![group(1, 9)], must: 1, ..largest(8, 7) },
         Shortage { part: Some(text("")), members: vec![group(2, 9)], must: 2, ..largest(16, 8) },
         Shortage { part: Some(text("big")), members: vec![group(2, 8)], must: 2, fits: 1, ..shortage() },

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_gang::needs::{Operator, Requirement, Spread};
-use gantry_gang::protocol::{MinDomains, Placement, PlanRequest, Refusal, ShapeId, SkewLimit};
+use gantry_gang::protocol::{Placement, PlanRequest, Refusal, ShapeId, SkewFailure, SkewLimit};
 use gantry_gang::{Needs, Resources};
 use proptest::prelude::*;
 
@@ -102,7 +102,7 @@ fn a_zone_that_takes_none_keeps_the_others_low_and_is_named() {
     assert_eq!(nodes(&world, &gang(&[(3, eight)]), &[]), "InsufficientResources");
     assert_eq!(
         skew(&world, &gang(&[(3, eight)])),
-        Some(SkewLimit { key: ZONE.into(), max: 1, min_domains: None })
+        Some(SkewLimit { key: ZONE.into(), fails: SkewFailure::MaxSkew(1) })
     );
     // A node that the pod may not go to anyway makes no domain.
     world.room("m", |facts, _| {
@@ -130,8 +130,33 @@ fn too_few_domains_count_as_an_empty_one() {
     assert_eq!(nodes(&world, &gang(&[(2, eight)]), &[]), "ag");
     assert_eq!(
         skew(&world, &gang(&[(3, eight)])),
-        Some(SkewLimit { key: ZONE.into(), max: 1, min_domains: Some(MinDomains { wanted: 3, exist: 2 }) })
+        Some(SkewLimit { key: ZONE.into(), fails: SkewFailure::MinDomains { wanted: 3, exist: 2 } })
     );
+    // On a cluster in use, too.
+    let mut busy = World::new();
+    busy.node("z1/r1", "a", ALL);
+    for (rack, node) in [("z1/r1", "b"), ("z1/r1", "c"), ("z2/r3", "d"), ("z2/r3", "e")] {
+        busy.node(rack, node, "");
+    }
+    let mut three = spread(ZONE, 1);
+    three.min_domains = 3;
+    let eight = busy.shape_of(8, needs(vec![three]));
+    assert_eq!(nodes(&busy, &gang(&[(3, eight)]), &[]), "CannotFit");
+    assert_eq!(skew(&busy, &gang(&[(3, eight)])).map(|skew| skew.key), Some(ZONE.into()));
+}
+
+#[test]
+fn label_that_no_node_has_is_named() {
+    let mut world = twelve();
+    let mut five = spread(HOST, 1);
+    five.min_domains = 50;
+    let labelless = spread("zone", 2);
+    for constraints in [vec![labelless.clone()], vec![five.clone(), labelless.clone()], vec![labelless, five]]
+    {
+        let one = world.shape_of(1, needs(constraints));
+        let named = SkewLimit { key: "zone".into(), fails: SkewFailure::NoDomain };
+        assert_eq!(skew(&world, &gang(&[(2, one)])), Some(named));
+    }
 }
 
 #[test]
