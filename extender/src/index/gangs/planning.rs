@@ -67,7 +67,7 @@ impl Index {
         }
         // A refusal because of terminating pods or a backfill reservation does not stay true for long.
         let is_stable = !waits && !fits_backfill;
-        self.gangs.reclaim.planned(&wanted, result.is_ok(), is_stable);
+        self.gangs.reclaim.planned(&wanted, result.is_ok(), is_stable, &self.published);
         let still_degraded = wanted.completes && result.is_err();
         self.gangs.handle(self.now, GangEvent::Planned { gang: &wanted.gang, result });
         if is_released {

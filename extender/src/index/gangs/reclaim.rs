@@ -13,12 +13,15 @@ mod releasable;
 mod supply;
 mod victims;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use gantry_api::ResourceName;
 use gantry_gang::protocol::{Placement, PlanRequest, Refusal};
 use gantry_gang::{GangKey, Terms};
 use gantry_planner::preempt::{self, VictimCandidate};
+use gantry_planner::snapshot::Snapshot;
 
 use self::budget::VictimWatch;
 use self::supply::{FreeDevices, HeldDevices, ReleasableDevices, least};
@@ -26,6 +29,11 @@ use crate::index::Index;
 
 pub(super) use self::budget::SearchBudget;
 pub(super) use self::victims::OVERDUE;
+
+/// How long refusals may tell of devices that are free no longer, or of fewer than are: gangs that still do not fit are planned again only
+/// for their text. For each of them [`REFRESH_OF_EACH`] longer, so that a long queue costs little.
+const REFRESH: Duration = Duration::from_secs(15);
+const REFRESH_OF_EACH: Duration = Duration::from_millis(50);
 
 /// What a gang asks for, as far as the text of its refusal depends on it.
 type Asked = (Arc<Terms>, usize, u32);
@@ -45,8 +53,10 @@ pub(super) struct Reclaim {
     free: FreeDevices,
     held: HeldDevices,
     releasable: ReleasableDevices,
-    /// What gangs asked for when they were refused last.
-    refused: HashMap<Arc<GangKey>, Asked>,
+    /// What gangs asked for when they were refused last, and the free devices that their refusal tells.
+    refused: HashMap<Arc<GangKey>, (Asked, Arc<BTreeMap<ResourceName, u64>>)>,
+    /// When refusals were last replaced because they told of other free devices.
+    refreshed: Option<Instant>,
     /// The same of gangs that did not use what was released for them.
     unused: HashMap<Arc<GangKey>, Asked>,
     /// Until when gangs wait for terminating pods, in seconds since 1970.
@@ -87,9 +97,19 @@ impl Reclaim {
     }
 
     /// Time passes.
-    pub(super) fn tick(&mut self) {
+    pub(super) fn tick(&mut self, now: Instant, snapshot: &Snapshot) {
         if self.victim_watch.take() {
             self.grow();
+        }
+        let gangs = u32::try_from(self.refused.len()).unwrap_or(u32::MAX);
+        let pause = REFRESH.saturating_add(REFRESH_OF_EACH.saturating_mul(gangs));
+        let since = *self.refreshed.get_or_insert(now);
+        if gangs > 0 && now.saturating_duration_since(since) >= pause {
+            let free = self.free.of(snapshot);
+            if self.refused.values().any(|(_, told)| told != free) {
+                self.refreshed = Some(now);
+                self.reshape();
+            }
         }
     }
 
@@ -142,14 +162,23 @@ impl Reclaim {
     }
 
     /// A plan for a gang is final. The text of its refusal can be repeated if it `is_stable`.
-    pub(super) fn planned(&mut self, wanted: &PlanRequest, is_placed: bool, is_stable: bool) {
+    pub(super) fn planned(
+        &mut self,
+        wanted: &PlanRequest,
+        is_placed: bool,
+        is_stable: bool,
+        snapshot: &Snapshot,
+    ) {
         if is_placed {
             self.waits.remove(&wanted.gang);
         }
-        match is_stable && !is_placed {
-            true => self.refused.insert(Arc::clone(&wanted.gang), asked_for(wanted)),
-            false => self.refused.remove(&wanted.gang),
-        };
+        if is_stable && !is_placed {
+            // A repeated refusal tells what it told before.
+            let free = Arc::clone(self.free.of(snapshot));
+            self.refused.entry(Arc::clone(&wanted.gang)).or_insert_with(|| (asked_for(wanted), free));
+        } else {
+            self.refused.remove(&wanted.gang);
+        }
     }
 
     /// A gang was refused after every source was tried.
@@ -190,8 +219,17 @@ impl Index {
     /// The last refusal of a gang that still asks for the same and for more devices than are free: on a full cluster most of a long queue
     /// needs no plan.
     pub(super) fn repeated_refusal(&mut self, wanted: &PlanRequest) -> Option<Refusal> {
+        let repeated = self.refusal_that_stands(wanted);
+        if repeated.is_none() {
+            self.gangs.reclaim.refused.remove(&wanted.gang);
+        }
+        repeated
+    }
+
+    fn refusal_that_stands(&mut self, wanted: &PlanRequest) -> Option<Refusal> {
         // Other groups of a tree may take fewer devices.
-        let repeats = self.gangs.reclaim.refused.get(&wanted.gang) == Some(&asked_for(wanted));
+        let before = self.gangs.reclaim.refused.get(&wanted.gang);
+        let repeats = before.is_some_and(|(asked, _)| *asked == asked_for(wanted));
         if !repeats || !wanted.others.is_empty() {
             return None;
         }

@@ -19,14 +19,14 @@ use gantry_planner::snapshot::{Snapshot, Standing};
 #[derive(Debug, Default)]
 pub(super) struct FreeDevices {
     generation: Option<u64>,
-    devices: BTreeMap<ResourceName, u64>,
+    devices: Arc<BTreeMap<ResourceName, u64>>,
 }
 
 impl FreeDevices {
-    pub(super) fn of(&mut self, snapshot: &Snapshot) -> &BTreeMap<ResourceName, u64> {
+    pub(super) fn of(&mut self, snapshot: &Snapshot) -> &Arc<BTreeMap<ResourceName, u64>> {
         if self.generation != Some(snapshot.generation) {
             self.generation = Some(snapshot.generation);
-            self.devices.clear();
+            let mut devices = BTreeMap::new();
             let mut nodes = vec![0u64; snapshot.classes.len()];
             for class in &snapshot.nodes {
                 if let Some(count) = nodes.get_mut(class.0 as usize) {
@@ -38,8 +38,12 @@ impl FreeDevices {
                     continue;
                 };
                 for pool in &class.pools {
-                    *self.devices.entry(pool.resource.clone()).or_default() += count * pool.free.len() as u64;
+                    *devices.entry(pool.resource.clone()).or_default() += count * pool.free.len() as u64;
                 }
+            }
+            // Mostly they are the same.
+            if *self.devices != devices {
+                self.devices = Arc::new(devices);
             }
         }
         &self.devices

@@ -75,6 +75,23 @@ fn refusal_changes_once_reserved_devices_are_held() {
     assert_eq!(shortage.devices.unwrap().reserved, 0);
 }
 
+/// Neither pods that come nor pods that end make the gang fit.
+#[test]
+fn refusal_tells_what_is_free_some_seconds_later() {
+    let cluster = two_nodes();
+    let first = bound(pod("first", 6), "m", 1, Some("0-5"));
+    cluster.pod(&first);
+    create(&cluster, &members("a", 2, 8));
+    let free = || shortage(&cluster, "a").devices.unwrap().free;
+    assert_eq!(free(), 10);
+    cluster.pod(&bound(pod("second", 4), "n", 1, Some("0-3")));
+    cluster.wait(20);
+    assert_eq!(free(), 6);
+    cluster.gone(&first);
+    cluster.wait(20);
+    assert_eq!(free(), 12);
+}
+
 /// The plugins of both nodes are not registered with kubelet: every GPU is idle, and that is the cause.
 #[test]
 fn plugin_that_does_not_serve_is_the_first_cause() {
