@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{MAX_MESSAGE, NodeName, PodUid, Reason, ResourceName};
 use gantry_gang::Needs;
-use gantry_gang::protocol::WaitReason;
+use gantry_gang::protocol::{Holder, WaitReason};
 use gantry_planner::plan::unit;
 use gantry_runtime::events::{Attempt, EventRecorder, Message};
 use kube::Client;
@@ -32,6 +32,8 @@ const SETTLED: Duration = Duration::from_secs(5);
 const AT_ONCE: usize = 20;
 /// Nodes named per reason.
 const NAMED: usize = 3;
+/// Gangs named that have reserved what is asked for.
+const HOLDERS: usize = 2;
 /// Resources named where no node offers the requested one.
 const OFFERED: usize = 8;
 /// Largest edit distance of a name that is suggested.
@@ -147,9 +149,8 @@ impl Reported {
             Cause::Gang(why) => Some((why.message.to_string(), gist(why))),
             Cause::Devices(request, needs) => {
                 let entry = self.notes.entry((Arc::clone(request), Arc::clone(needs)));
-                let note = entry.or_insert_with(|| {
-                    store.read(|index| note(snapshot, request, &|node| index.misfit(node, needs)))
-                });
+                let note = entry
+                    .or_insert_with(|| store.read(|index| why_unplaced(index, snapshot, request, needs)));
                 note.clone().map(|note| (note.clone(), note))
             }
             Cause::Place(node, request) => {
@@ -259,14 +260,27 @@ fn notice(pod: Address, cause: &Cause, note: String) -> Notice {
     Notice { pod, message, ignored: None }
 }
 
-/// Why no node can take a pod. First what no node offers at all; then by reason: `node-1, node-2: 0 of 8 GPUs free, 4
-/// asked; node-3: 3 of 8 GPUs free, 4 asked`, the nearest miss first. `None` if it asks for nothing that is managed,
-/// and all of it is offered: that is not ours to explain.
-///
-/// Nodes that labels, taints or volumes rule out are named as such, whatever devices they have.
-pub(crate) fn note(
+/// Why no node can take a pod of this request and these needs: [`note`].
+pub(crate) fn why_unplaced(
+    index: &Index,
     snapshot: &Snapshot,
     request: &Request,
+    needs: &Needs,
+) -> Option<String> {
+    let asked = request.asks.iter().map(|ask| &ask.resource).collect();
+    let holders = index.holders_of(&asked, None);
+    note(snapshot, request, &holders, &|node| index.misfit(node, needs))
+}
+
+/// Why no node can take a pod. First what no node offers at all; then by reason: `node-1, node-2: 0 of 8 GPUs free, 4
+/// asked; node-3: 3 of 8 GPUs free, 4 asked`, the nearest miss first; then the gangs that have reserved what is asked for.
+/// `None` if it asks for nothing that is managed, and all of it is offered: that is not ours to explain.
+///
+/// Nodes that labels, taints or volumes rule out are named as such, whatever devices they have.
+fn note(
+    snapshot: &Snapshot,
+    request: &Request,
+    holders: &[Holder],
     misfit: &dyn Fn(NodeIx) -> Option<Lack>,
 ) -> Option<String> {
     let mut parts = unoffered(snapshot, request);
@@ -277,9 +291,15 @@ pub(crate) fn note(
             .any(|ask| snapshot.managed.contains(&ask.resource))
             .then(|| "no node has a Gantry plugin that serves what is asked for".to_owned());
     }
+    let named: Vec<String> = holders.iter().take(HOLDERS).map(ToString::to_string).collect();
+    let reserved = match holders.len().saturating_sub(HOLDERS) {
+        _ if named.is_empty() => String::new(),
+        0 => format!("; reserved: {}", named.join(", ")),
+        more => format!("; reserved: {}, and for {more} more gangs", named.join(", ")),
+    };
     let mut note = String::new();
     for (position, part) in parts.into_iter().enumerate() {
-        if note.len() + part.len() + 10 > MAX_MESSAGE {
+        if note.len() + part.len() + reserved.len() + 10 > MAX_MESSAGE {
             note.push_str("; ...");
             break;
         }
@@ -288,6 +308,7 @@ pub(crate) fn note(
         }
         note.push_str(&part);
     }
+    note.push_str(&reserved);
     Some(note)
 }
 

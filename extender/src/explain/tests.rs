@@ -28,7 +28,7 @@ fn cluster() -> Cluster {
 
 /// The note on a pod that may go to every node.
 fn noted(cluster: &Cluster, gpus: u32) -> Option<String> {
-    note(&cluster.store.snapshot(), &request(gpus), &|_| None)
+    note(&cluster.store.snapshot(), &request(gpus), &[], &|_| None)
 }
 
 #[test]
@@ -48,6 +48,18 @@ fn note_names_ruled_out_nodes_whatever_is_free_there() {
     });
     assert!(nodes.iter().all(|node| node.lack == Some(Lack::NodeAffinity)), "{nodes:?}");
     assert!(!message.note.contains("free"), "{}", message.note);
+}
+
+/// Devices that nobody has, and that are not free.
+#[test]
+fn note_names_the_gangs_that_have_reserved_devices() {
+    let cluster = cluster();
+    cluster.pod(&member("g-0", 1, "g", 2)).pod(&member("g-1", 1, "g", 2)).wait(2);
+    cluster.pod(&short("a", 4));
+    let due = due(&cluster.store, &mut Reported::default(), Instant::now());
+    let note = due.iter().find(|notice| &*notice.pod.name == "a").map(|notice| &*notice.message.note);
+    let expected = "node-3: 1 of 8 GPUs free, 4 asked, 2 idle and reserved; node-1, node-2: 0 of 8 GPUs free, 4 asked; reserved: 2 for gang default/g until ";
+    assert!(note.is_some_and(|note| note.starts_with(expected)), "{note:?}");
 }
 
 /// Annotations without effect: on a pod without devices, and changed while the pod is bound. Once each; the edit does not
@@ -115,7 +127,7 @@ fn where_the_plugin_does_not_serve_the_note_says_so() {
 #[test]
 fn a_resource_that_no_node_offers_is_named_with_those_that_are() {
     let cluster = Cluster::new(Options::default());
-    let wanted = |resource: &str| note(&cluster.store.snapshot(), &request_of(resource, 1), &|_| None);
+    let wanted = |resource: &str| note(&cluster.store.snapshot(), &request_of(resource, 1), &[], &|_| None);
     assert_eq!(
         wanted("nvidia.com/mig-1g.5gb").unwrap(),
         "no node offers nvidia.com/mig-1g.5gb; offered are: none of NVIDIA's"
@@ -145,7 +157,7 @@ fn slices_go_by_the_name_of_their_resource() {
     let cut = cut_node("node-1", &bridged(), resource, 1, &[(6, 0), (6, 1), (7, 0)]);
     cluster.inventory(&cut);
     assert_eq!(
-        note(&cluster.store.snapshot(), &request_of(resource, 4), &|_| None).unwrap(),
+        note(&cluster.store.snapshot(), &request_of(resource, 4), &[], &|_| None).unwrap(),
         "node-1: 3 of 3 nvidia.com/mig-1g.10gb free, 4 asked"
     );
 }

@@ -113,9 +113,8 @@ fn unplaced(store: &Store, pod: &PodFacts) -> String {
         Err(error) => format!("it is not placed: {error}"),
         Ok(request) => {
             let snapshot = store.snapshot();
-            let needs = &pod.needs;
             store
-                .read(|index| explain::note(&snapshot, request, &|node| index.misfit(node, needs)))
+                .read(|index| explain::why_unplaced(index, &snapshot, request, &pod.needs))
                 .unwrap_or_else(|| "it asks for no devices that Gantry manages".to_owned())
         }
     }

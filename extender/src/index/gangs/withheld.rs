@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use gantry_api::ResourceName;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Holder, PlanRequest, Refusal, Reserved};
 use serde::Serialize;
@@ -50,13 +51,17 @@ impl Index {
     fn holders(&self, wanted: &PlanRequest) -> Vec<Holder> {
         let shapes = self.gangs.shapes.list();
         let members = wanted.members.iter().filter_map(|member| shapes.get(member.shape.0 as usize));
-        let asked: BTreeSet<_> =
-            members.flat_map(|shape| &shape.request.asks).map(|ask| &ask.resource).collect();
+        let asked = members.flat_map(|shape| &shape.request.asks).map(|ask| &ask.resource).collect();
+        self.holders_of(&asked, Some(&wanted.gang))
+    }
+
+    /// Gangs other than `but` with reservations of devices of these resources, the most first.
+    pub(crate) fn holders_of(&self, asked: &BTreeSet<&ResourceName>, but: Option<&GangKey>) -> Vec<Holder> {
         let mut devices: BTreeMap<&GangKey, usize> = BTreeMap::new();
         for kept in self.nodes.iter().flat_map(|(_, node)| node.occupancy().gang_reservations()) {
             let of_asked = kept.devices.iter().filter(|(resource, _)| asked.contains(resource));
             let count: usize = of_asked.map(|(_, devices)| devices.len()).sum();
-            if count > 0 && kept.gang != wanted.gang {
+            if count > 0 && Some(&*kept.gang) != but {
                 *devices.entry(&kept.gang).or_default() += count;
             }
         }
