@@ -9,11 +9,12 @@ use gantry_api::{Gang, GpuNode, Placement, ResourceName, names};
 use gantry_gang::protocol::Settings;
 use gantry_gang::{Ceilings, GangKey, Levels};
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
-use crate::gang::owners;
+use crate::gang::{budgets, owners};
 use crate::index::{Index, Store};
 use crate::lease::Leadership;
 use crate::object_memory::ObjectMemory;
@@ -81,7 +82,7 @@ impl Seen {
 /// # Errors
 /// The cluster cannot be listed within `limit`: then the log says why.
 pub async fn look(client: Client, terms: Terms, limit: Duration) -> anyhow::Result<Seen> {
-    reach(&client).await?;
+    let may_list_budgets = reach(&client).await?;
     let watched = Watched::new(terms.resources).with_placement(terms.defaults, terms.model_cost_order);
     let mut index = Index::new(terms.options, &watched, "offline".to_owned());
     index.set_fabric(terms.fabric.clone());
@@ -108,6 +109,7 @@ pub async fn look(client: Client, terms: Terms, limit: Duration) -> anyhow::Resu
         metrics: Arc::default(),
     };
     let watching = tokio::spawn(watch::run(client.clone(), watches, shutdown.clone()));
+    let budgets_client = client.clone();
     let (wanted, seen) = (Arc::clone(&store), Arc::clone(&store));
     let owners = tokio::spawn(owners::run(
         client,
@@ -116,6 +118,10 @@ pub async fn look(client: Client, terms: Terms, limit: Duration) -> anyhow::Resu
         Arc::clone(store.memory()),
         shutdown.clone(),
     ));
+    // While they are unknown every pod counts as protected.
+    store.update(|index| index.budgets_seen(None));
+    let budgets = may_list_budgets
+        .then(|| tokio::spawn(budgets::run(budgets_client, Arc::clone(&store), shutdown.clone())));
     let listed = async {
         while !store.snapshot().synced {
             tokio::time::sleep(LOOK).await;
@@ -123,7 +129,7 @@ pub async fn look(client: Client, terms: Terms, limit: Duration) -> anyhow::Resu
     };
     let in_time = tokio::time::timeout(limit, listed).await;
     let read = async {
-        while store.read(Index::owners_unread) {
+        while store.read(|index| index.owners_unread() || may_list_budgets && !index.knows_budgets()) {
             tokio::time::sleep(LOOK).await;
         }
     };
@@ -132,6 +138,9 @@ pub async fn look(client: Client, terms: Terms, limit: Duration) -> anyhow::Resu
     shutdown.cancel();
     watching.await.context("the watches panicked")?;
     owners.await.context("the watch of owners panicked")?;
+    if let Some(budgets) = budgets {
+        budgets.await.context("the watch of disruption budgets panicked")?;
+    }
     in_time.with_context(|| {
         format!(
             "pods, nodes, GpuNodes and Gangs cannot all be listed within {} s; may you list them, and is Gantry installed?",
@@ -154,12 +163,14 @@ pub async fn placement(client: Client, namespace: &str, pod: &str) -> anyhow::Re
     Ok(text.and_then(|text| serde_json::from_str(text).ok()))
 }
 
-/// Lists one object of every kind that is needed, so that an error is reported at once and not after many retries.
-async fn reach(client: &Client) -> anyhow::Result<()> {
+/// Lists one object of every kind that is needed, so that an error is reported at once and not after many retries. Returns whether
+/// disruption budgets may be listed, too.
+async fn reach(client: &Client) -> anyhow::Result<bool> {
     let pods = Api::<Pod>::all(client.clone());
     let nodes = Api::<Node>::all(client.clone());
     let gpu_nodes = Api::<GpuNode>::all(client.clone());
     let gangs = Api::<Gang>::all(client.clone());
+    let budgets = Api::<PodDisruptionBudget>::all(client.clone());
     let one = ListParams::default().limit(1);
     let asked = async {
         (
@@ -167,6 +178,7 @@ async fn reach(client: &Client) -> anyhow::Result<()> {
             nodes.list_metadata(&one).await.map(drop),
             gpu_nodes.list_metadata(&one).await.map(drop),
             gangs.list_metadata(&one).await.map(drop),
+            budgets.list_metadata(&one).await.is_ok(),
         )
     };
     let answers = tokio::time::timeout(REACH, asked)
@@ -175,7 +187,8 @@ async fn reach(client: &Client) -> anyhow::Result<()> {
     answers.0.map_err(|error| unreadable("pods", error))?;
     answers.1.map_err(|error| unreadable("nodes", error))?;
     answers.2.map_err(|error| unreadable("gpunodes.gantry.dev", error))?;
-    answers.3.map_err(|error| unreadable("gangs.gantry.dev", error))
+    answers.3.map_err(|error| unreadable("gangs.gantry.dev", error))?;
+    Ok(answers.4)
 }
 
 fn unreadable(kind: &str, error: kube::Error) -> anyhow::Error {

@@ -136,6 +136,11 @@ fn trial_words(trial: &Trial) -> String {
     // These reservations exist in this plan only: no member has arrived at one.
     let _ = match trial.phase {
         GangPhase::Reserved => write!(words, ": it would get its reservations"),
+        GangPhase::Preempting => write!(
+            words,
+            ", if the extender may evict pods (extender-preempt.yaml): {}: {}",
+            trial.reason, trial.message
+        ),
         _ => write!(words, ": {}: {}", trial.reason, trial.message),
     };
     words

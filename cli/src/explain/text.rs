@@ -27,6 +27,9 @@ pub(crate) fn pod(report: &PodReport, wide: bool) -> String {
             ),
         );
     }
+    if let Some(gate) = &report.gate {
+        line(&mut out, &format!("kept from its scheduler by scheduling gate {gate}"));
+    }
     if let Some(bound) = &report.bound {
         let words = if bound.words.is_empty() { "no device that Gantry manages" } else { &bound.words };
         line(&mut out, &format!("bound to {}: {words}", bound.node));
@@ -58,6 +61,7 @@ pub(crate) fn pod(report: &PodReport, wide: bool) -> String {
                 "it waits for the rest of its gang: see `gantry explain gang`"
             }
             (Some(_), _) => "it is placed with its gang as a whole: see `gantry explain gang`",
+            (None, _) if report.gate.is_some() => "it is placed once the gate is removed",
             (None, _) => "if it still waits, the reason is not a device: see `kubectl describe pod`",
         };
         line(&mut out, why);
@@ -159,6 +163,7 @@ mod tests {
             gang_reason: None,
             places_kept_for: Vec::new(),
             scheduled_by: None,
+            gate: None,
             bound,
             nodes,
         }
@@ -223,6 +228,19 @@ mod tests {
         fits now on 1 of 1 nodes:
           n1
         if it still waits, the reason is not a device: see `kubectl describe pod`
+        ");
+    }
+
+    #[test]
+    fn gated_pod_waits_for_the_removal_of_its_gate() {
+        let mut gated = report(None, vec![node("n1", None, None, &[])]);
+        gated.gate = Some("example.com/quota".into());
+        insta::assert_snapshot!(pod(&gated, false), @r"
+        pod default/trainer-0 requests 4 nvidia.com/gpu
+        kept from its scheduler by scheduling gate example.com/quota
+        fits now on 1 of 1 nodes:
+          n1
+        it is placed once the gate is removed
         ");
     }
 

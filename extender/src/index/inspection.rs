@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use std::fmt;
 
-use gantry_api::{DeviceId, NodeName, Placement, PodUid, Reason, ResourceName};
-use gantry_gang::protocol::Withheld;
+use gantry_api::{DeviceId, NodeName, Placement, PodUid, Reason, ResourceName, names};
+use gantry_gang::protocol::{Stage, Withheld};
 use gantry_gang::{GangKey, Misfit, Resources};
 use serde::Serialize;
 
@@ -39,6 +39,8 @@ pub struct PodReport {
     pub places_kept_for: Vec<String>,
     /// Its scheduler, if it waits and that scheduler does not call Gantry.
     pub scheduled_by: Option<Arc<str>>,
+    /// The scheduling gate that keeps it from every scheduler.
+    pub gate: Option<Arc<str>>,
     /// Its node, and the devices that it holds there.
     pub bound: Option<Bound>,
     /// Every node, best first, while it waits.
@@ -200,6 +202,10 @@ impl Index {
             gang_reason: gang.and_then(|key| self.reason_of(key)),
             places_kept_for: self.with_places(gang),
             scheduled_by: self.schedulers.other_scheduler_of(pod),
+            gate: match &pod.stage {
+                Stage::Gated { by } => Some(by.clone().unwrap_or_else(|| names::GANG_GATE.into())),
+                _ => None,
+            },
             nodes: match bound {
                 Some(_) => Vec::new(),
                 None => inspection.nodes(),

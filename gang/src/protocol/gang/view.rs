@@ -180,9 +180,10 @@ impl<'a> View<'a> {
         &self.gang.rails
     }
 
-    /// Members that exist, or have ended well.
+    /// Members that exist, or have ended well; those that a scheduling gate or kube-scheduler keeps back are among them.
     pub fn exist(&self) -> u32 {
-        self.gang.members().count().exist()
+        let count = self.gang.members().count();
+        count.exist() + count.withheld()
     }
 
     /// Members that are as good as bound: bound, ended well, or in need of no devices.
