@@ -54,8 +54,8 @@ pub use gangs::{DeadlockedGang, Gangs};
 #[cfg(feature = "observer")]
 pub use observer::observe;
 pub use reasons::{
-    DeviceShortage, Holder, LargestNode, MemberGroup, Obstacle, Obstacles, RailShortage, Refusal, Reserved,
-    Shortage, SkewFailure, SkewLimit, WaitReason, Withheld, WithheldNodes, Within,
+    DeviceShortage, Holder, LargestNode, MemberGroup, MemberRule, Obstacle, Obstacles, RailShortage, Refusal,
+    Reserved, Shortage, SkewFailure, SkewLimit, WaitReason, Withheld, WithheldNodes, Within,
 };
 pub use types::{
     Answer, Arrival, Asks, Assignment, BindEnd, Blocker, CommitFailure, Devices, Member, MemberRequest, Now,

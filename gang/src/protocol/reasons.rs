@@ -274,6 +274,8 @@ pub struct Shortage {
     pub obstacles: Option<Obstacles>,
     /// The spread constraint without which they would fit.
     pub skew: Option<SkewLimit>,
+    /// The rule among the members without which they would fit.
+    pub rule: Option<MemberRule>,
     /// Even the largest node has too few devices for one member.
     pub largest: Option<LargestNode>,
     /// They would fit if these nodes gave out their devices.
@@ -473,6 +475,24 @@ pub struct SkewLimit {
     pub fails: SkewFailure,
 }
 
+/// A rule among the members of a gang about each other's nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MemberRule {
+    /// Required pod affinity: they share the value of this node label.
+    Together(Arc<str>),
+    /// Anti-affinity or host ports: some cannot share a node, or the value of a node label.
+    Apart,
+}
+
+impl MemberRule {
+    fn text(&self) -> String {
+        match self {
+            Self::Together(key) => format!("pod affinity requires members together in one {key}"),
+            Self::Apart => "anti-affinity or host ports keep members apart".to_owned(),
+        }
+    }
+}
+
 /// What of a spread constraint fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SkewFailure {
@@ -621,6 +641,8 @@ impl Shortage {
         }
         if let Some(skew) = &self.skew {
             text.push_str(&format!("; {}", skew.text()));
+        } else if let Some(rule) = &self.rule {
+            text.push_str(&format!("; {}", rule.text()));
         } else if let Some(obstacles) = &self.obstacles {
             text.push_str(&format!("; {}", obstacles.text()));
         }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use gantry_api::names;
 use gantry_gang::protocol::{
-    DeviceShortage, LargestNode, MemberGroup, Obstacle, Obstacles, PlanRequest, Refusal, Reserved, Shortage,
-    SkewFailure, SkewLimit, Withheld, WithheldNodes, Within,
+    DeviceShortage, LargestNode, MemberGroup, MemberRule, Obstacle, Obstacles, PlanRequest, Refusal,
+    Reserved, Shortage, SkewFailure, SkewLimit, Withheld, WithheldNodes, Within,
 };
 use serde::Serialize;
 
@@ -15,6 +15,7 @@ use super::choose::most_that;
 use super::demand::{Counts, Demand};
 use super::fill::Anchors;
 use super::pack::nodes_of;
+use super::rules::Rules;
 use super::scope::{Bounds, Place, Scope, places, scopes};
 use super::skew::Skew;
 use super::survey::{Counting, Survey, available};
@@ -357,7 +358,9 @@ fn shortage(views: &Views<'_, '_>, wanted: &PlanRequest, hopeless: bool) -> Shor
             Within::SlicesOf { size: slices.size, level: level_name(survey, Scope::Level(slices.level)) }
         }
     };
-    let skew = uneven(views, if hopeless { views.empty } else { survey });
+    let on = if hopeless { views.empty } else { survey };
+    let skew = uneven(views, on);
+    let rule = if skew.is_none() { binding_rule(views, on) } else { None };
     let scope = scopes(survey, widest(views.bounds)).pop();
     let widest = scope.and_then(|scope| LevelDiagnosis::of(views, scope, &counts));
     let short = |of: &&DeviceCounts| usize::try_from(of.asked).is_ok_and(|asked| of.free < asked);
@@ -394,7 +397,7 @@ fn shortage(views: &Views<'_, '_>, wanted: &PlanRequest, hopeless: bool) -> Shor
             total: of.total,
             requested: of.asked,
         }),
-        obstacles: if skew.is_none() { obstacles(views, hopeless) } else { None },
+        obstacles: if skew.is_none() && rule.is_none() { obstacles(views, hopeless) } else { None },
         largest: if hopeless { largest(views, &views.demand.first(views.demand.must)) } else { None },
         withheld: if hopeless {
             None
@@ -404,6 +407,7 @@ fn shortage(views: &Views<'_, '_>, wanted: &PlanRequest, hopeless: bool) -> Shor
         reserved: (!hopeless && survey.has_reserved() && fits_if(Counting::Unreserved))
             .then(Reserved::default),
         skew,
+        rule,
         hopeless,
     }
 }
@@ -472,6 +476,20 @@ fn uneven(views: &Views<'_, '_>, survey: &Survey<'_>) -> Option<SkewLimit> {
         fits(loose.collect())
     });
     Some(SkewLimit { key, fails: of_domains.unwrap_or(SkewFailure::MaxSkew(skew.max)) })
+}
+
+/// The rule among the members without which the gang would fit on the cluster of `survey`.
+fn binding_rule(views: &Views<'_, '_>, survey: &Survey<'_>) -> Option<MemberRule> {
+    let fits = |change: &dyn Fn(&mut Rules)| {
+        let mut survey = survey.with_skews(Arc::clone(&survey.skews));
+        change(&mut survey.rules);
+        choose(&survey, views.anchors, views.demand, views.bounds).is_some()
+    };
+    let near = survey.rules.near.first();
+    let together = near.filter(|_| fits(&|rules| rules.near.clear()));
+    let together = together.map(|near| MemberRule::Together(near.key.as_ref().into()));
+    together
+        .or_else(|| (survey.rules.keeps_apart() && fits(&Rules::allow_sharing)).then_some(MemberRule::Apart))
 }
 
 /// Why the nodes of a place do not take another member.

@@ -119,6 +119,17 @@ impl Rules {
         self.alone.contains(&(a.min(b), a.max(b)))
     }
 
+    /// Whether some members cannot share a node, or the value of a label.
+    pub(super) fn keeps_apart(&self) -> bool {
+        !(self.alone.is_empty() && self.spread.is_empty())
+    }
+
+    /// Drops all that keeps members apart.
+    pub(super) fn allow_sharing(&mut self) {
+        self.alone.clear();
+        self.spread.clear();
+    }
+
     /// Whether shapes cannot share the value of a label beyond the node.
     pub(super) fn spreads(&self) -> bool {
         !self.spread.is_empty()

@@ -8,9 +8,9 @@ use gantry_api::MAX_MESSAGE;
 use super::world::{key, pod_group};
 use crate::needs::Misfit;
 use crate::protocol::reasons::{
-    Cause, DeviceShortage, Failure, Holder, LargestNode, MemberGroup, NoRepair, Obstacle, Obstacles,
-    RailShortage, Refusal, Reserved, Rest, Shortage, SkewFailure, SkewLimit, Uncounted, Validity, WaitReason,
-    Withheld, WithheldNodes, Within, restart_note,
+    Cause, DeviceShortage, Failure, Holder, LargestNode, MemberGroup, MemberRule, NoRepair, Obstacle,
+    Obstacles, RailShortage, Refusal, Reserved, Rest, Shortage, SkewFailure, SkewLimit, Uncounted, Validity,
+    WaitReason, Withheld, WithheldNodes, Within, restart_note,
 };
 use crate::resources::InsufficientResource;
 use crate::terms::Fault;
@@ -101,6 +101,8 @@ fn shortages() -> Vec<Shortage> {
             hopeless: true,
             ..shortage()
         },
+        Shortage { rule: Some(MemberRule::Together(text("zone"))), hopeless: true, empty: 2, ..shortage() },
+        Shortage { rule: Some(MemberRule::Apart), ..shortage() },
         Shortage { skew: skew(SkewFailure::NoDomain), hopeless: true, empty: 0, ..shortage() },
         Shortage { part: Some(text("big")), members: vec![group(1, 9)], must: 1, ..largest(8, 7) },
         Shortage { part: Some(text("")), members: vec![group(2, 9)], must: 2, ..largest(16, 8) },

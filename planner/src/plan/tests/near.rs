@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_gang::needs::{Operator, PodTerm, Requirement};
-use gantry_gang::protocol::{Placement, PlanRequest, ShapeId, Sibling};
+use gantry_gang::protocol::{MemberRule, Placement, PlanRequest, Refusal, ShapeId, Sibling};
 use gantry_gang::{Needs, Resources};
 use proptest::prelude::*;
 
@@ -91,6 +91,21 @@ fn workers_lie_where_their_leader_does() {
     assert_eq!(nodes(&world, &gang(&[(3, leader), (4, by_host)]), &[]), "abc/aabb");
     // The workers of one rack have a leader elsewhere too.
     assert_eq!(nodes(&world, &gang(&[(2, leader), (4, by_rack)]), &[]), "ad/bcef");
+}
+
+#[test]
+fn affinity_among_members_is_named_where_it_fails() {
+    let mut world = twelve();
+    let alike = world.shape_of(4, needs("alike", vec![near(&["alike"], HOST)]));
+    let rule = |wanted: &PlanRequest| {
+        let barred = |shape: &Shape| barred(&world, &shape.needs, &[]);
+        match world.with_barred(&barred, |input| plan(input, wanted)) {
+            Err(Refusal::DoesNotFit(shortage)) => shortage.rule,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(rule(&gang(&[(3, alike)])), Some(MemberRule::Together(HOST.into())));
+    assert_eq!(rule(&gang(&[(30, alike)])), None, "it would not fit without either");
 }
 
 #[test]
