@@ -271,6 +271,14 @@ async fn node_labels_are_applied_by_own_field_manager() {
     );
 }
 
+/// The right to label Nodes is in another manifest than that for NodeFeatures.
+#[tokio::test]
+async fn forbidden_node_labels_name_their_manifest() {
+    let server = Server::new(|_| status(403, "nodes is forbidden"));
+    let wrote = write::to_node(&server.client, &identity(None), &labels(&[])).await;
+    insta::assert_snapshot!(wrote.unwrap_err(), @"the API server forbids it (nodes is forbidden): apply manifests/labels-node.yaml, which grants the permissions for labels");
+}
+
 /// This number of GPUs of one product.
 fn inventory(gpus: u8, healthy: bool) -> Arc<Inventory> {
     let uuid = |index: u8| format!("GPU-{index:08x}");

@@ -70,9 +70,11 @@ pub enum WriteError {
     },
     /// The permission is missing.
     #[error(
-        "the API server forbids it ({answer}): apply manifests/labels.yaml, which grants the permissions for labels"
+        "the API server forbids it ({answer}): apply manifests/{manifest}, which grants the permissions for labels"
     )]
     Forbidden {
+        /// The manifest that grants it.
+        manifest: &'static str,
         /// The message of the server.
         answer: String,
     },
@@ -85,7 +87,7 @@ impl From<kube::Error> for WriteError {
     fn from(error: kube::Error) -> Self {
         match error {
             kube::Error::Api(answer) if answer.code == 403 => {
-                Self::Forbidden { answer: answer.message.clone() }
+                Self::Forbidden { manifest: "labels.yaml", answer: answer.message.clone() }
             }
             error => Self::Api(Box::new(error)),
         }
@@ -128,10 +130,15 @@ pub async fn withdraw(client: &Client, identity: &Identity) -> Result<(), WriteE
 pub async fn to_node(client: &Client, identity: &Identity, labels: &Labels) -> Result<(), WriteError> {
     // Takes over labels of other field managers: the plugin has the true values.
     let parameters = PatchParams::apply(names::LABELLER).force();
-    Api::<Node>::all(client.clone())
+    let written = Api::<Node>::all(client.clone())
         .patch_metadata(identity.node.as_str(), &parameters, &Patch::Apply(&applied(identity, labels)))
-        .await?;
-    Ok(())
+        .await;
+    match written.map_err(WriteError::from) {
+        Err(WriteError::Forbidden { answer, .. }) => {
+            Err(WriteError::Forbidden { manifest: "labels-node.yaml", answer })
+        }
+        written => written.map(drop),
+    }
 }
 
 /// The applied object: labels and nothing else.
