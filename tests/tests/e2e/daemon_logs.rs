@@ -1,10 +1,16 @@
-//! What Gantry's daemons wrote while a scenario went wrong: its cluster is gone before anybody can look.
+//! The logs of Gantry's daemons: all of them while a scenario fails, because its cluster is gone before the operator can
+//! look, and the lines of one that a scenario waits for.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use gantry_e2e::{Daemon, until};
+
+use crate::pods::RUN_LIMIT;
 
 /// Lines shown of each log.
 const LINES: usize = 40;
@@ -47,6 +53,35 @@ fn lengths(folder: &Path) -> impl Iterator<Item = (PathBuf, u64)> {
         .collect();
     logs.sort();
     logs.into_iter()
+}
+
+/// The log of one daemon from a moment on.
+pub(crate) struct Log {
+    path: PathBuf,
+    start: u64,
+}
+
+impl Log {
+    /// The log of a daemon from now on.
+    pub(crate) fn of(daemon: &Daemon) -> Self {
+        let path = daemon.log().to_owned();
+        let start = path.metadata().map_or(0, |file| file.len());
+        Self { path, start }
+    }
+
+    /// Its lines.
+    pub(crate) fn text(&self) -> Result<String> {
+        Ok(read_from(&self.path, self.start)?)
+    }
+
+    /// Waits until it contains these words.
+    pub(crate) async fn has(&self, words: &str) -> Result<()> {
+        let found = until(format!("log line {words:?}"), RUN_LIMIT, async || {
+            let text = self.text().map_err(|error| format!("{error:#}"))?;
+            if text.contains(words) { Ok(()) } else { Err(text) }
+        });
+        Ok(found.await?)
+    }
 }
 
 fn read_from(path: &Path, start: u64) -> std::io::Result<String> {

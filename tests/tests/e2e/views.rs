@@ -2,7 +2,8 @@
 //! person or Prometheus reads them, from their text; judges nothing.
 
 use anyhow::{Context, Result, ensure};
-use gantry_e2e::{gantry, until};
+use gantry_api::{GpuNode, Reason};
+use gantry_e2e::{Sandbox, gantry, until};
 use k8s_openapi::api::core::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
@@ -85,6 +86,62 @@ pub(crate) async fn event(
     let (said, of) = found.await?;
     ensure!(uid.is_none() || of.as_deref() == uid, "{reason} is about {of:?}, {kind} {name} is {uid:?}");
     Ok(said)
+}
+
+/// Waits until a GpuNode is as it should be.
+pub(crate) async fn gpu_node(
+    bed: &Bed,
+    node: &str,
+    what: &str,
+    is_so: impl Fn(&GpuNode) -> bool,
+) -> Result<GpuNode> {
+    let api: Api<GpuNode> = Api::all(bed.client());
+    let found = until(format!("GpuNode {node}: {what}"), GANG_LIMIT, async || {
+        let object = api.get(node).await.map_err(|error| error.to_string())?;
+        if is_so(&object) {
+            return Ok(object);
+        }
+        let conditions = object.status.map(|status| status.conditions);
+        Err(format!("{:?}, {conditions:?}", object.metadata.owner_references))
+    });
+    Ok(found.await?)
+}
+
+/// Whether the condition `Ready` of a GpuNode has this reason.
+pub(crate) fn ready_is(reason: Reason) -> impl Fn(&GpuNode) -> bool {
+    move |object| {
+        let conditions = object.status.iter().flat_map(|status| &status.conditions);
+        let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
+        ready.any(|condition| condition.reason == reason.as_str())
+    }
+}
+
+/// Waits until a probe of a daemon returns this code, with these words in its text.
+pub(crate) async fn probe(place: &Sandbox, port: u16, path: &str, code: u16, words: &str) -> Result<()> {
+    // busybox shows no text of a failed request.
+    let ask =
+        format!("exec 3<>/dev/tcp/127.0.0.1/{port}; printf 'GET {path} HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3");
+    let found = until(format!("{path} is {code} with {words:?}"), GANG_LIMIT, async || {
+        let text = place.exec(&["bash", "-c", &ask]).await.map_err(|error| error.to_string())?;
+        let is_code = text.split(' ').nth(1) == Some(&code.to_string());
+        if is_code && text.contains(words) { Ok(()) } else { Err(text) }
+    });
+    Ok(found.await?)
+}
+
+/// Waits until a daemon's metrics contain this line.
+pub(crate) async fn reports(place: &Sandbox, port: u16, line: &str) -> Result<()> {
+    let url = format!("http://127.0.0.1:{port}/metrics");
+    let found = until(format!("{line:?}"), GANG_LIMIT, async || {
+        let page = place.exec(&["busybox", "wget", "-q", "-O", "-", &url]).await;
+        let page = page.map_err(|error| error.to_string())?;
+        let name = line.split(' ').next().unwrap_or_default();
+        match page.lines().any(|found| found == line) {
+            true => Ok(()),
+            false => Err(format!("{:?}", page.lines().find(|found| found.starts_with(name)))),
+        }
+    });
+    Ok(found.await?)
 }
 
 /// The output of `gantry explain`.

@@ -2,7 +2,7 @@
 //! constraint that wants more domains than there are, and plugins that are not registered with kubelet.
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::{Gang, GangStatus, GpuNode, Reason};
+use gantry_api::{Gang, GangStatus, Reason};
 use gantry_e2e::until;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -13,7 +13,7 @@ use super::churn::nothing_is_left;
 use super::gangs_integrations::{any_fields, apply};
 use crate::bed::Bed;
 use crate::gangs::{Crew, GANG_LIMIT, Scene};
-use crate::views::{self, Table};
+use crate::views::{self, Table, ready_is};
 use crate::{pods, records};
 
 /// A folder in which no kubelet listens.
@@ -87,17 +87,8 @@ pub(super) async fn unregistered_plugins_are_the_first_cause(bed: &Bed) -> Resul
     for node in nodes {
         gpus.alter_plugin(cluster, node, &[NO_KUBELET]).await?;
     }
-    let published: Api<GpuNode> = Api::all(bed.client());
     for node in nodes {
-        until(format!("{node} is not registered"), GANG_LIMIT, async || {
-            let object = published.get(node).await.map_err(|error| error.to_string())?;
-            let conditions = object.status.map(|status| status.conditions).unwrap_or_default();
-            match conditions.iter().find(|condition| condition.type_ == "Ready") {
-                Some(ready) if ready.reason == Reason::NotRegistered.as_str() => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
-        })
-        .await?;
+        views::gpu_node(bed, node, "is not registered", ready_is(Reason::NotRegistered)).await?;
         let table = Table::get(bed, "default", "gpunodes").await?;
         ensure!(table.cell(node, "READY")? == "False", "{table:?}");
         ensure!(table.cell(node, "REASON")? == Reason::NotRegistered.as_str(), "{table:?}");

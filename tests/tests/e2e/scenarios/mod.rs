@@ -27,6 +27,7 @@ mod gangs_truth;
 mod guard;
 mod kueue;
 mod mig_layouts;
+mod missing_rights;
 mod modes;
 mod monitoring;
 mod node_changes;
@@ -37,6 +38,7 @@ mod placement;
 mod requests;
 mod rights;
 mod samples;
+mod scheduler_settings;
 mod shapes;
 mod slow_members;
 mod smoke;
@@ -159,6 +161,10 @@ pub(crate) fn all() -> Vec<Scenario> {
         node_config::labels_are_written_to_node_or_node_feature.core(),
         rights::plugin_reads_pods_with_kubelets_credential.core().needs(Feature::OwnPodsOnly),
         rights::daemons_report_missing_policies.core(),
+        missing_rights::gpu_pod_waits_for_extender_and_its_rights,
+        missing_rights::plugin_serves_without_each_right,
+        missing_rights::plugin_starts_without_each_right.long(),
+        missing_rights::extender_uses_optional_right_when_granted.long(),
         node_changes::changed_mig_layout_changes_resources,
         node_changes::xid_is_reported_everywhere_until_lifted.core(),
         node_changes::quarantine_survives_plugin_without_api_server,
@@ -225,6 +231,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_native::composite_pod_group_is_one_gang_with_gates.needs(Feature::CompositePodGroups),
         gangs_deadlock::deadlocked_gang_yields_to_the_other.long(),
         gangs_schedulers::foreign_gang_reserves_on_first_request.long(),
+        scheduler_settings::ignorable_extender_is_left_out.long(),
+        scheduler_settings::unmanaged_resource_gets_no_grant.long(),
         gangs_schedulers::basic_group_pods_are_scheduled_singly.needs(Feature::BetaPodGroups),
         gangs_integrations::marks_of_other_schedulers_make_gangs,
         gangs_integrations::parallel_stateful_set_is_a_gang.core(),

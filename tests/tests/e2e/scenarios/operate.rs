@@ -316,7 +316,7 @@ async fn apply_rules(bed: &Bed, rules: &str) -> Result<Vec<String>> {
 }
 
 /// Writes the file of rules.
-fn write_rules(bed: &Bed, rules: &str) -> Result<PathBuf> {
+pub(super) fn write_rules(bed: &Bed, rules: &str) -> Result<PathBuf> {
     let file = bed.cluster().folder().join("remediation.yaml");
     std::fs::write(&file, rules)?;
     Ok(file)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gantry_e2e::gantry::{EXTENDER, NAMESPACE, PLUGIN, manifests};
-use gantry_e2e::{Cluster, Sandbox, until};
+use gantry_e2e::{Cluster, until};
 use http::{Method, Request};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -16,6 +16,7 @@ use super::modes::run_on;
 use super::node_config::node_feature;
 use crate::bed::Bed;
 use crate::pods;
+use crate::views::reports;
 
 /// Far more than a new policy takes to be followed.
 const POLICY_LIMIT: Duration = Duration::from_secs(60);
@@ -453,31 +454,16 @@ pub(super) async fn daemons_report_missing_policies(bed: &Bed) -> Result<()> {
     }
     let outcome = async {
         restart().await?;
-        reports(node.sandbox(), "9410", "gantry_plugin_missing_policies 1").await?;
-        reports(cluster.control(), "8011", "gantry_extender_missing_policies 1").await
+        reports(node.sandbox(), 9410, "gantry_plugin_missing_policies 1").await?;
+        reports(cluster.control(), 8011, "gantry_extender_missing_policies 1").await
     }
     .await;
     let guard = manifests().join("guard.yaml").display().to_string();
     cluster.kubectl(&["apply", "-f", &guard]).await?;
     outcome?;
     restart().await?;
-    reports(node.sandbox(), "9410", "gantry_plugin_missing_policies 0").await?;
-    reports(cluster.control(), "8011", "gantry_extender_missing_policies 0").await
-}
-
-async fn reports(place: &Sandbox, port: &str, line: &str) -> Result<()> {
-    let url = format!("http://127.0.0.1:{port}/metrics");
-    until(format!("{line:?}"), POLICY_LIMIT, async || {
-        let page = place.exec(&["busybox", "wget", "-q", "-O", "-", &url]).await;
-        let page = page.map_err(|error| error.to_string())?;
-        let name = line.split(' ').next().unwrap_or_default();
-        match page.lines().any(|found| found == line) {
-            true => Ok(()),
-            false => Err(format!("{:?}", page.lines().find(|found| found.starts_with(name)))),
-        }
-    })
-    .await?;
-    Ok(())
+    reports(node.sandbox(), 9410, "gantry_plugin_missing_policies 0").await?;
+    reports(cluster.control(), 8011, "gantry_extender_missing_policies 0").await
 }
 
 /// What the kustomization leaves to the operator is valid, too.
