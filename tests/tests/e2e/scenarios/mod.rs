@@ -45,6 +45,7 @@ mod smoke;
 mod stock;
 mod storm;
 mod topology_manager;
+mod upgrades;
 
 use std::pin::Pin;
 
@@ -240,6 +241,9 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_integrations::unmodified_controllers_make_gangs,
         gangs_restart::restarted_job_set_keeps_its_devices,
         gangs_restart::updated_leader_worker_set_keeps_its_devices,
+        upgrades::guard_of_other_namespace_refuses_grants.long(),
+        upgrades::older_definition_of_gangs_holds_gangs_back.long(),
+        upgrades::missing_definition_of_gpu_nodes_is_awaited.long(),
         kueue::quota_admits_and_gantry_places,
         samples::documented_objects_are_accepted.core(),
     ]
