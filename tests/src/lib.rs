@@ -31,7 +31,7 @@ pub mod service;
 mod settings;
 mod wait;
 
-pub use cluster::{Cluster, ClusterOptions, NodeOptions};
+pub use cluster::{Cluster, ClusterOptions, Node, NodeOptions};
 pub use error::{Error, Result};
 pub use forward::forward;
 pub use host::{Unsupported, supported};

@@ -105,6 +105,12 @@ pub(crate) fn signal(cluster: &Cluster, node: &str, name: &str) -> Result<()> {
     fs::write(&path, "").with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// How much a stubborn container has written by now.
+pub(crate) fn written(cluster: &Cluster, node: &str, pod: &str) -> Result<u64> {
+    let path = cluster.node(node)?.sandbox().folder().join(IN_FOLDER).join(pod);
+    Ok(fs::metadata(&path).with_context(|| format!("no record {}", path.display()))?.len())
+}
+
 /// Forgets all stays.
 pub(crate) fn clear(cluster: &Cluster) {
     for node in cluster.nodes() {

@@ -150,42 +150,69 @@ pub(super) async fn extender_killed_while_binding(bed: &Bed) -> Result<()> {
 
 pub(super) async fn node_lost_between_plan_and_decision(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-node").await?;
-    // Eight GPUs in all, and two machines have them: laid on one, they can go to the other.
-    let crew = Crew::new("movable", 4, 2).with(GANG_ARRIVAL_ANNOTATION, "300");
-    scene.create_all((0..3).map(|n| crew.pod(n)).collect::<Result<Vec<_>>>()?).await?;
-    scene.create_all([crew.pod_kept_out(3)?]).await?;
-    let status = scene.phase("movable", GangPhase::Reserved).await?;
-    let planned = status.domain.strip_prefix("node ");
-    let lost = planned.with_context(|| format!("planned on {}, not on one node", status.domain))?;
-    let outcome = places_moved(&scene, &crew, lost).await;
+    let movable = Movable::reserve(&scene).await?;
+    let outcome = async {
+        node_lost(bed, &movable.from).await?;
+        movable.moves().await?;
+        movable.runs().await
+    }
+    .await;
     // Back, whatever came of it.
-    node_returns(bed, lost).await?;
+    node_returns(bed, &movable.from).await?;
     outcome?;
-    scene.disband(&crew).await?;
+    scene.disband(&movable.crew).await?;
     nothing_is_left(bed).await
 }
 
-/// The node that a gang is on its way to is lost: all of it goes to the other that holds it.
-async fn places_moved(scene: &Scene<'_>, crew: &Crew, lost: &str) -> Result<()> {
-    let all = scene.bed.gpus().await?.all();
-    let other = all.iter().find(|(node, gpus)| *node != lost && gpus.len() == 8);
-    let (other, _) = other.context("no other machine of eight GPUs")?;
-    node_lost(scene.bed, lost).await?;
-    let to = format!("node {other}");
-    scene
-        .status_where(&crew.name, &format!("on its way to {to}"), |status| {
-            status.phase == GangPhase::Reserved && status.domain == to && status.bound == 0
-        })
-        .await?;
-    scene.let_in().await?;
-    let ran = scene.runs(crew).await;
-    scene.close().await?;
-    for stay in ran? {
-        ensure!(stay.node == *other, "{stay:?} is not on {other}");
+/// A gang with reservations for all of one machine, that another machine can hold as well.
+pub(super) struct Movable<'a> {
+    scene: &'a Scene<'a>,
+    pub(super) crew: Crew,
+    /// The node that it is planned on.
+    pub(super) from: String,
+    to: String,
+}
+
+impl<'a> Movable<'a> {
+    /// Makes the gang. One of its members is kept out.
+    pub(super) async fn reserve(scene: &'a Scene<'a>) -> Result<Self> {
+        // Eight GPUs in all, and two machines have them.
+        let crew = Crew::new("movable", 4, 2).with(GANG_ARRIVAL_ANNOTATION, "300");
+        scene.create_all((0..3).map(|n| crew.pod(n)).collect::<Result<Vec<_>>>()?).await?;
+        scene.create_all([crew.pod_kept_out(3)?]).await?;
+        let status = scene.phase(&crew.name, GangPhase::Reserved).await?;
+        let from = status.domain.strip_prefix("node ");
+        let from = from.with_context(|| format!("planned on {}, not on one node", status.domain))?.to_owned();
+        let all = scene.bed.gpus().await?.all();
+        let to = all.iter().find(|(node, gpus)| **node != from && gpus.len() == 8);
+        let (to, _) = to.context("no other machine of eight GPUs")?;
+        Ok(Self { scene, crew, from, to: to.clone() })
     }
-    let status = scene.status(&crew.name).await?;
-    ensure!(status.domain == to && status.failed_attempts == 0, "{} in {}", brief(&status), status.domain);
-    Ok(())
+
+    /// Waits until all of it has reservations on the other machine.
+    pub(super) async fn moves(&self) -> Result<()> {
+        let to = format!("node {}", self.to);
+        self.scene
+            .status_where(&self.crew.name, &format!("on its way to {to}"), |status| {
+                status.phase == GangPhase::Reserved && status.domain == to && status.bound == 0
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// Lets the last member in: all of it runs there, at the first attempt.
+    pub(super) async fn runs(&self) -> Result<()> {
+        self.scene.let_in().await?;
+        let ran = self.scene.runs(&self.crew).await;
+        self.scene.close().await?;
+        for stay in ran? {
+            ensure!(stay.node == self.to, "{stay:?} is not on {}", self.to);
+        }
+        let status = self.scene.status(&self.crew.name).await?;
+        let is_first = status.domain == format!("node {}", self.to) && status.failed_attempts == 0;
+        ensure!(is_first, "{} in {}", brief(&status), status.domain);
+        Ok(())
+    }
 }
 
 /// All that is on the node is away, and its Node object is removed.

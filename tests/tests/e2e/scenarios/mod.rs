@@ -5,6 +5,7 @@ mod churn;
 mod device_lists;
 mod failures;
 mod gangs;
+mod gangs_absent;
 mod gangs_affinity;
 mod gangs_commit;
 mod gangs_deadlock;
@@ -214,6 +215,9 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_failures::node_lost_between_plan_and_decision,
         gangs_failures::kubelet_down_while_gang_binds_to_its_node,
         gangs_failures::node_deleted_under_bound_gang,
+        gangs_absent::reservations_leave_node_of_stopped_plugin.long(),
+        gangs_absent::kubelet_away_moves_reservations_only.long(),
+        gangs_absent::node_cut_off_loses_its_member.long(),
         gangs_nodes::node_lost_while_binding,
         gangs_nodes::node_lost_while_preempting_or_degraded.long(),
         gangs_failures::two_extenders_fail_over,
