@@ -151,7 +151,7 @@ impl Bed {
 
     /// Removes the pods of the scenarios and starts to remove their namespaces. The end of that, at least five seconds
     /// later, is not awaited.
-    async fn clear_namespaces(&self) -> Result<()> {
+    pub(crate) async fn clear_namespaces(&self) -> Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.client());
         let ours = |name: Option<&str>| name.is_some_and(|name| name.starts_with("e2e-"));
         for namespace in namespaces.list(&ListParams::default()).await? {

@@ -1,17 +1,24 @@
 //! What dies and comes back: pods by force, the plugin, kubelet, the extender, the API server. No device is in two
 //! containers at once, and afterwards every device is free again.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use gantry_api::names::{GANG_ARRIVAL_ANNOTATION, GPU_RESOURCE};
+use gantry_api::{GangPhase, GangStatus};
 use gantry_e2e::gantry::{EXTENDER, PLUGIN};
-use gantry_e2e::until;
+use gantry_e2e::{podresources, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 
 use super::churn::{deviations_are_accounted_for, nothing_is_left};
+use super::modes::run_on;
+use super::storm::copy;
 use crate::bed::Bed;
+use crate::gangs::{Crew, Scene};
+use crate::views::{probe, reports};
 use crate::{pods, records};
 
 /// How long the API server is away: for longer than any lease lasts, and than kube-scheduler lives without its own.
@@ -102,6 +109,35 @@ pub(super) async fn extender_killed_repeatedly(bed: &Bed) -> Result<()> {
     nothing_is_left(bed).await
 }
 
+/// kubelet's socket of pod resources is away: the plugin allocates by grants.
+pub(super) async fn unreadable_pod_resources_stop_no_pod(bed: &Bed) -> Result<()> {
+    const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
+    const AWAY: &str = "/var/lib/kubelet/pod-resources/away";
+    bed.gpus().await?;
+    let api = bed.namespace("e2e-pod-resources").await?;
+    let node = &bed.cluster().nodes()[2];
+    let (place, reachable) = (node.sandbox(), "gantry_plugin_reachable{peer=\"pod-resources\"}");
+    node.exec(&["mv", SOCKET, AWAY]).await?;
+    // Its open connection would last.
+    node.restart(PLUGIN).await?;
+    let outcome = async {
+        probe(place, 9410, "/readyz", 200, "degraded: kubelet's pod resources cannot be read").await?;
+        reports(place, 9410, &format!("{reachable} 0")).await?;
+        let pod = run_on(&api, "unread", GPU_RESOURCE, 2, node.name()).await?;
+        let seen = pods::seen(bed.cluster(), &pod, "main").await?;
+        ensure!(seen == pods::granted(&pod)?, "it got {seen:?}");
+        anyhow::Ok(())
+    }
+    .await;
+    node.exec(&["mv", AWAY, SOCKET]).await?;
+    outcome?;
+    reports(place, 9410, &format!("{reachable} 1")).await?;
+    let unread = pods::running(&api, "unread").await?;
+    let held = pods::held(bed.cluster(), &unread, "main").await?;
+    ensure!(held == pods::granted(&unread)?, "kubelet gave {held:?}");
+    Ok(())
+}
+
 pub(super) async fn api_server_unavailable_for_a_while(bed: &Bed) -> Result<()> {
     bed.gpus().await?;
     let api = bed.namespace("e2e-away").await?;
@@ -121,6 +157,78 @@ pub(super) async fn api_server_unavailable_for_a_while(bed: &Bed) -> Result<()> 
     deviations_are_accounted_for(bed, &api).await?;
     records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
     nothing_is_left(bed).await
+}
+
+/// etcd is put back to a backup, and all clients of the API server start again, as Kubernetes asks for: what was bound
+/// since waits again or is gone, and kubelet ends its containers.
+pub(super) async fn restored_etcd_takes_bindings_back(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-etcd").await?;
+    let folder = bed.cluster().control().folder();
+    let (data, backup) = (folder.join("etcd"), folder.join("etcd-before"));
+    let before = pods::run(&scene.pods, &pods::sleeper("before", 2)?).await?;
+    let seen = pods::seen(bed.cluster(), &before, "main").await?;
+    let crew = Crew::new("crew", 2, 4).with(GANG_ARRIVAL_ANNOTATION, "300");
+    scene.create_all([crew.pod(0)?, crew.pod_kept_out(1)?]).await?;
+    scene.phase(&crew.name, GangPhase::Reserved).await?;
+    exchange(bed, &data, &backup).await?;
+
+    scene.let_in().await?;
+    scene.runs(&crew).await?;
+    let since = pods::run(&scene.pods, &pods::sleeper("since", 2)?).await?;
+    let taken = pods::seen(bed.cluster(), &since, "main").await?;
+    ensure!(taken.is_disjoint(&seen), "since has {taken:?}");
+    exchange(bed, &backup, &data).await?;
+    std::fs::remove_dir_all(&backup)?;
+    // Watches that go on are of revisions that are no more, and show nothing of what was put back.
+    bed.cluster().program(EXTENDER)?.kill().await?;
+    bed.cluster().start_again(EXTENDER).await?;
+    for node in bed.cluster().nodes() {
+        node.restart("kubelet").await?;
+        node.restart(PLUGIN).await?;
+    }
+    bed.cluster().wait_until_ready().await?;
+
+    let still = pods::running(&scene.pods, "before").await?;
+    ensure!(still.metadata.uid == before.metadata.uid, "before is another pod");
+    ensure!(scene.pods.get_opt("since").await?.is_none(), "since is there");
+    let unbound = |status: &GangStatus| status.phase != GangPhase::Bound && status.bound == 0;
+    scene.status_where(&crew.name, "not bound", unbound).await?;
+    scene.holds_nothing(&crew).await?;
+    for node in bed.cluster().nodes() {
+        until(format!("containers of that time ended on {}", node.name()), pods::RUN_LIMIT, async || {
+            let held = podresources::held(node, GPU_RESOURCE).await.map_err(|error| error.to_string())?;
+            let is_left = |(_, pod, _): &&podresources::ContainerName| *pod != "before";
+            match held.keys().find(is_left) {
+                Some(left) => Err(format!("{left:?}")),
+                None => Ok(()),
+            }
+        })
+        .await?;
+    }
+    bed.gpus().await?.wait_until_ready(bed.cluster()).await?;
+    until("kubelet knows the pod from before", pods::RUN_LIMIT, async || {
+        let now = pods::seen(bed.cluster(), &still, "main").await.map_err(|error| format!("{error:#}"))?;
+        if now == seen { Ok(()) } else { Err(format!("{now:?}, not {seen:?}")) }
+    })
+    .await?;
+    scene.let_in().await?;
+    scene.runs(&crew).await?;
+    scene.close().await?;
+    scene.disband(&crew).await?;
+    scene.delete("before").await?;
+    nothing_is_left(bed).await
+}
+
+/// Copies the data of etcd from one folder to another while the control plane is away. Its clients in the control plane
+/// start again, as etcd's documentation advises after a restore.
+async fn exchange(bed: &Bed, from: &Path, to: &Path) -> Result<()> {
+    for name in ["kube-apiserver", "etcd", "kube-scheduler", "kube-controller-manager"] {
+        bed.cluster().program(name)?.kill().await?;
+    }
+    copy(from, to).await?;
+    bed.revive_control().await?;
+    bed.cluster().wait_until_ready().await?;
+    Ok(())
 }
 
 /// Creates pods that record their devices and run for a second.

@@ -4,6 +4,7 @@ mod bypass;
 mod churn;
 mod device_lists;
 mod failures;
+mod full_disks;
 mod gangs;
 mod gangs_absent;
 mod gangs_affinity;
@@ -148,7 +149,11 @@ pub(crate) fn all() -> Vec<Scenario> {
         failures::plugin_killed_during_admission,
         failures::kubelet_restarted_under_running_pods.core(),
         failures::extender_killed_repeatedly,
+        failures::unreadable_pod_resources_stop_no_pod,
+        full_disks::full_disk_delays_cdi_specification,
+        full_disks::full_disk_delays_registration_and_fails_pods,
         failures::api_server_unavailable_for_a_while.long(),
+        failures::restored_etcd_takes_bindings_back.long(),
         storm::random_faults_leave_nothing_wrong.long(),
         modes::replicas_of_one_gpu_serve_several_pods.core(),
         modes::mig_mixed_profiles_are_separate_resources.core(),

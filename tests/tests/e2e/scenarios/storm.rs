@@ -97,7 +97,7 @@ async fn pause(daemon: &Daemon, time: Duration) -> Result<()> {
     Ok(())
 }
 
-async fn copy(from: &Path, to: &Path) -> Result<()> {
+pub(super) async fn copy(from: &Path, to: &Path) -> Result<()> {
     if to.exists() {
         fs::remove_dir_all(to)?;
     }
