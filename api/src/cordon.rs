@@ -8,7 +8,7 @@ use gantry_topology::GpuUuid;
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::names::CORDON_ANNOTATION_PREFIX;
+use crate::names::{self, CORDON_ANNOTATION_PREFIX};
 use crate::text::ObjectMessage;
 
 /// Most bytes of the name of a client that is kept.
@@ -45,10 +45,28 @@ impl Cordon {
         serde_json::to_string(self).unwrap_or_default()
     }
 
+    /// The cordon of a rule of remediation, for this fault.
+    pub fn of_rule(rule: &str, fault: &str, since: Timestamp) -> Self {
+        Self {
+            reason: format!("{}{fault}", beginning_of_rule(rule)),
+            by: Some(names::EXTENDER.to_owned()),
+            since: Some(since),
+        }
+    }
+
+    /// Whether this rule of remediation set it.
+    pub fn is_of_rule(&self, rule: &str) -> bool {
+        self.by.as_deref() == Some(names::EXTENDER) && self.reason.starts_with(&beginning_of_rule(rule))
+    }
+
     /// The name of the annotation that cordons this GPU.
     pub fn annotation(gpu: &GpuUuid) -> String {
         format!("{CORDON_ANNOTATION_PREFIX}{gpu}")
     }
+}
+
+fn beginning_of_rule(rule: &str) -> String {
+    format!("rule {rule}: ")
 }
 
 /// Such as `cordoned by alice: the fan fails`, as an [`ObjectMessage`]: the reason by which its devices are
@@ -130,6 +148,25 @@ mod tests {
         assert_eq!(Cordon::read("").to_string(), "cordoned");
         // Not of this form: still a cordon.
         assert_eq!(Cordon::read(r#"{"reason": 3}"#).reason, r#"{"reason": 3}"#);
+    }
+
+    /// A reset by a rule returns a GPU only if the cordon is the rule's own: the operator's cordon stays, and so does that
+    /// of another rule, also of one with a longer name.
+    #[test]
+    fn cordon_of_a_rule_is_of_that_rule_only() {
+        let since = "2026-11-26T03:30:00Z".parse().unwrap();
+        let cordon = Cordon::read(&Cordon::of_rule("r", "Xid 79", since).written());
+        assert_eq!(cordon.to_string(), "cordoned by gantry-extender: rule r: Xid 79");
+        assert!(cordon.is_of_rule("r"));
+        assert!(!cordon.is_of_rule("r2") && !cordon.is_of_rule("") && !cordon.is_of_rule("r: Xid"));
+        assert!(!Cordon::of_rule("r2", "Xid 79", since).is_of_rule("r"));
+        for text in [
+            r#"{"reason":"rule r: Xid 79","by":"alice"}"#,
+            "rule r: Xid 79",
+            "cordoned by gantry-extender: rule r: x",
+        ] {
+            assert!(!Cordon::read(text).is_of_rule("r"), "{text}");
+        }
     }
 
     #[test]

@@ -139,6 +139,25 @@ pub const NVML_CLOSED_ANNOTATION: &str = "gantry.dev/nvml-closed-until";
 /// it; without it every fault that is there is acted on again.
 pub const REMEDIATION_ANNOTATION: &str = "gantry.dev/remediation";
 
+/// Name of the `PodTemplate`, and beginning of the names of the Jobs, by which rules of remediation reset GPUs. The Jobs
+/// run with the service account of this name.
+pub const RESET: &str = "gantry-reset";
+
+/// Annotation on the pods of a Job that resets a GPU: the GPU, as `NODE/UUID`.
+pub const RESET_GPU_ANNOTATION: &str = "gantry.dev/reset-gpu";
+
+/// Annotation on the pods of a Job that resets a GPU: the name of the rule of remediation.
+pub const RESET_RULE_ANNOTATION: &str = "gantry.dev/reset-rule";
+
+/// Exit code of `gantry reset gpu`: a GPU is not drained, and nothing was done.
+pub const RESET_NOT_DRAINED_EXIT: u8 = 3;
+
+/// Exit code of `gantry reset gpu`: the driver's nvidia-smi did not reset the GPU.
+pub const RESET_REFUSED_EXIT: u8 = 4;
+
+/// Exit code of `gantry reset gpu`: the GPU was reset, and is not healthy.
+pub const RESET_UNHEALTHY_EXIT: u8 = 5;
+
 /// Key of the taint that a rule of remediation sets on a Node; the value is the name of the rule.
 pub const REMEDIATION_TAINT: &str = "gantry.dev/gpu-fault";
 

@@ -137,6 +137,8 @@ reasons! {
     RemediationHeldBack => "a limit, a disruption budget or a pod holds back what a rule of remediation would do",
     RemediationFailed => "what a rule of remediation does failed; it is tried again",
     RemediationWithdrawn => "the fault, the rule or the cordon is gone, and what the rule did has ended",
+    RemediationReset => "a rule of remediation had a GPU reset, and the GPU is healthy",
+    RemediationResetFailed => "a GPU was not reset, or is not healthy after the reset; it stays cordoned",
     GpuDrained => "a rule of remediation drains a GPU: a pod is evicted, or no pod holds the GPU any more",
     MigLayoutApplied => "every GPU has the MIG instances of the layout that the node's label chooses",
     MigLayoutWaits => "GPUs wait until they are idle, and get their MIG layout then",

@@ -34,6 +34,21 @@ impl std::fmt::Display for BadInput {
 
 impl std::error::Error for BadInput {}
 
+/// Work that failed in a way that callers distinguish by an exit code of its own.
+#[derive(Debug)]
+pub(crate) struct ExitWith {
+    pub(crate) code: u8,
+    pub(crate) error: anyhow::Error,
+}
+
+impl std::fmt::Display for ExitWith {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#}", self.error)
+    }
+}
+
+impl std::error::Error for ExitWith {}
+
 /// Runs `work` until it ends. SIGTERM, SIGINT or, if asked, the end of standard input cancel its token; a second signal
 /// ends the process at once.
 ///
@@ -137,7 +152,11 @@ pub(crate) fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     };
     // There is no other place to report a closed standard error.
     let _ = writeln!(std::io::stderr(), "gantry: {}", Visible::new(&chain(error.as_ref())));
-    if error.is::<BadInput>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+    match error.downcast_ref::<ExitWith>() {
+        Some(with) => ExitCode::from(with.code),
+        None if error.is::<BadInput>() => ExitCode::from(2),
+        None => ExitCode::FAILURE,
+    }
 }
 
 /// How logs are written.

@@ -211,6 +211,42 @@ async fn drained_gpu_is_reset_and_returned() {
     assert_eq!(root.path, "/run/nvidia/driver");
 }
 
+/// For a rule of remediation the command returns the GPU only if the cordon is the rule's own.
+#[tokio::test(flavor = "multi_thread")]
+async fn reset_of_a_rule_lifts_the_cordon_of_the_rule() {
+    let stage = Stage::start().await;
+    stage.install().await;
+    let cordon = async |value: Option<String>| {
+        let annotations = json!({"metadata": {"annotations": {"gantry.dev/cordon-GPU-a-3": value}}});
+        let gpu_nodes = Api::<GpuNode>::all(stage.0.client.clone());
+        gpu_nodes.patch_metadata("a", &PatchParams::default(), &Patch::Merge(annotations)).await.unwrap();
+    };
+    let since = "2026-11-02T10:00:00Z".parse().unwrap();
+    let of_rule = |rule| Some(Cordon::of_rule(rule, "Xid 95", since).written());
+    for (value, end) in [
+        (of_rule("other"), "a GPU 3 (GPU-a-3) is healthy; `gantry uncordon gpu` returns it\n"),
+        (
+            Some("the fan fails".to_owned()),
+            "a GPU 3 (GPU-a-3) is healthy; `gantry uncordon gpu` returns it\n",
+        ),
+        (of_rule("own"), "a GPU 3 (GPU-a-3) is healthy and uncordoned\n"),
+    ] {
+        cordon(None).await;
+        cordon(value).await;
+        let seen = std::sync::Mutex::new(Vec::new());
+        let (code, text) = tokio::select! {
+            ended = stage.run(&["reset", "gpu", "a/GPU-a-3", "--uncordon-of-rule=own"]) => ended,
+            () = stage.serve("Succeeded", &seen) => unreachable!(),
+        };
+        assert_eq!(code, 0, "{text}");
+        assert!(text.ends_with(end), "{text}");
+        assert_eq!(stage.cordon("a", "GPU-a-3").await.is_none(), end.contains("uncordoned"), "{text}");
+        stage.is_clean().await;
+    }
+    let (code, text) = stage.run(&["reset", "gpu", "a/3", "--uncordon", "--uncordon-of-rule=own"]).await;
+    assert_eq!(code, 2, "{text}");
+}
+
 /// A command that was killed has left its pod.
 #[tokio::test(flavor = "multi_thread")]
 async fn reset_replaces_a_pod_that_has_ended() {
@@ -247,7 +283,7 @@ async fn reset_that_the_driver_refuses_is_undone() {
         ended = stage.run(&["reset", "gpu", "a/3", "--uncordon"]) => ended,
         () = stage.serve("Failed", &seen) => unreachable!(),
     };
-    assert_eq!(code, 1, "{text}");
+    assert_eq!(code, 4, "{text}");
     let why = "a GPU 3 (GPU-a-3) was not reset: GPU is in use by another process; the GPU stays cordoned";
     assert!(text.contains(why), "{text}");
     stage.is_clean().await;
@@ -260,10 +296,10 @@ async fn reset_refuses_what_is_not_drained() {
     let stage = Stage::start().await;
     assert_eq!(stage.run(&["cordon", "gpu", "a/1", "a/2"]).await.0, 0);
     for (gpu, expected, error) in [
-        ("a/3", 1, "a GPU 3 (GPU-a-3) is not cordoned; nothing was done: `gantry drain gpu a/3` first"),
+        ("a/3", 3, "a GPU 3 (GPU-a-3) is not cordoned; nothing was done: `gantry drain gpu a/3` first"),
         (
             "a/1",
-            1,
+            3,
             "a GPU 1 (GPU-a-1) is held by research/train-0; nothing was done: `gantry drain gpu a/1` first",
         ),
         ("a/2", 1, "no pod of the plugin runs on a in the namespace gantry-system"),

@@ -80,6 +80,8 @@ pub enum RemediationAction {
     Cordon,
     /// Cordons the GPU and evicts the pods that hold it.
     Drain,
+    /// Drains the GPU, and has it reset once no pod holds it.
+    Reset,
     /// Taints the Node, so that no new pod comes to it.
     Taint,
     /// Sets a condition of the Node.
@@ -90,8 +92,8 @@ pub enum RemediationAction {
 
 impl RemediationAction {
     /// Every action, by the word of the file.
-    const ALL: [Self; 6] =
-        [Self::Event, Self::Cordon, Self::Drain, Self::Taint, Self::Condition, Self::Reboot];
+    const ALL: [Self; 7] =
+        [Self::Event, Self::Cordon, Self::Drain, Self::Reset, Self::Taint, Self::Condition, Self::Reboot];
 
     /// The word of the file.
     pub const fn as_str(self) -> &'static str {
@@ -99,6 +101,7 @@ impl RemediationAction {
             Self::Event => "event",
             Self::Cordon => "cordon",
             Self::Drain => "drain",
+            Self::Reset => "reset",
             Self::Taint => "taint",
             Self::Condition => "condition",
             Self::Reboot => "reboot",
@@ -310,7 +313,7 @@ mod tests {
         for (rule, expected) in [
             (
                 "{name: a, match: {xids: [79]}, action: cordn}",
-                "rules.yaml: line 3: rules[0].action: \"cordn\" is not allowed; allowed: event, cordon, drain, taint, condition, reboot; did you mean \"cordon\"?",
+                "rules.yaml: line 3: rules[0].action: \"cordn\" is not allowed; allowed: event, cordon, drain, reset, taint, condition, reboot; did you mean \"cordon\"?",
             ),
             ("{name: a, match: {xids: [0]}, action: event}", "allowed are whole numbers from 1 to 9999"),
             ("{name: a, match: {causes: [losst]}, action: event}", "did you mean \"lost\"?"),

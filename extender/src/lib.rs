@@ -25,6 +25,7 @@ pub(crate) mod explain;
 mod fixtures;
 pub mod gang;
 pub mod gpu_node;
+pub mod gpu_reset;
 pub mod index;
 pub mod lease;
 pub(crate) mod ledger;
@@ -96,7 +97,8 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let tls = tls(&args.tls)?;
     let run = run_id();
     let election = election(&args, &run)?;
-    let remediation = args.remediation_rules.as_deref().map(Remediation::read).transpose()?;
+    let read_rules = |file| Remediation::read(file, &args.lease.lease_namespace);
+    let remediation = args.remediation_rules.as_deref().map(read_rules).transpose()?;
     let after = args.gangs.slow_member_after;
     let slow_members = (!after.is_zero()).then(|| SlowMemberSettings { clocks: Arc::default(), after });
     let client = gantry_runtime::connect(args.kubeconfig.as_deref(), SILENCE).await?;

@@ -93,10 +93,18 @@ struct Phase {
 pub struct RemediationStep {
     /// The name of the rule.
     pub rule: String,
-    /// `event`, `cordon`, `drain`, `taint`, `condition`, `reboot`, or `count` for a rate that is not reached.
+    /// `event`, `cordon`, `drain`, `reset`, `taint`, `condition`, `reboot`, or `count` for a rate that is not reached.
     pub action: &'static str,
     /// `done`, `dry_run`, `held_back`, `withdrawn` or `failed`.
     pub outcome: &'static str,
+}
+
+/// A reset of a GPU by a rule of remediation.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RemediationReset {
+    rule: String,
+    /// `healthy`, `not_drained`, `refused`, `unhealthy`, `failed`, `deleted` or `not_created`.
+    result: &'static str,
 }
 
 /// A request of the web page.
@@ -272,6 +280,7 @@ pub struct Metrics {
     nodes: Family<State, Gauge>,
     marked_nodes: Gauge,
     remediation_steps: Family<RemediationStep, Counter>,
+    remediation_resets: Family<RemediationReset, Counter>,
     remediation_rules_invalid: Gauge,
     pods: Gauge,
     granted: Family<Granted, Counter>,
@@ -333,6 +342,7 @@ impl Metrics {
             nodes: Family::default(),
             marked_nodes: Gauge::default(),
             remediation_steps: Family::default(),
+            remediation_resets: Family::default(),
             remediation_rules_invalid: Gauge::default(),
             pods: Gauge::default(),
             granted: Family::default(),
@@ -385,6 +395,11 @@ impl Metrics {
             "remediation_actions",
             "Actions of rules of remediation by outcome",
             metrics.remediation_steps.clone(),
+        );
+        registry.register(
+            "remediation_resets",
+            "Resets of GPUs by rules of remediation by result",
+            metrics.remediation_resets.clone(),
         );
         registry.register(
             "remediation_rules_invalid",
@@ -533,6 +548,12 @@ impl Metrics {
     /// Shows whether the file of remediation rules cannot be used.
     pub fn remediation_rules_invalid(&self, invalid: bool) {
         self.remediation_rules_invalid.set(invalid.into());
+    }
+
+    /// Counts a reset of a GPU by a rule of remediation.
+    pub fn remediation_reset(&self, rule: &str, result: &'static str) {
+        let reset = RemediationReset { rule: rule.to_owned(), result };
+        self.remediation_resets.get_or_create(&reset).inc();
     }
 
     /// Counts a step of a rule of remediation.

@@ -4,10 +4,12 @@
 
 mod decide;
 mod health;
+mod jobs;
 mod record;
+mod reset;
 mod rules_file;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,11 +30,13 @@ use tokio_util::sync::CancellationToken;
 use crate::event;
 use crate::eviction::{self, Evicted, Group};
 use crate::gpu_node::{self, Changes};
-use crate::index::Store;
+use crate::index::{Occupants, Store};
 use crate::metrics::{Metrics, RemediationStep};
-use decide::{Step, What};
-use health::{GpuHealth, NodeHealth};
+use decide::{Limit, Step, What, drains};
+use health::NodeHealth;
+use jobs::ResetJobs;
 use record::{Entry, Record};
+use reset::action_of;
 
 pub(crate) use health::ClusterHealth;
 use rules_file::{Reread, RulesFile, RulesFileError};
@@ -57,12 +61,15 @@ pub(crate) struct Remediation {
     file: RulesFile,
     /// The health of all nodes.
     pub(crate) health: Arc<ClusterHealth>,
+    /// Gantry's namespace, for the Jobs that reset GPUs.
+    namespace: String,
 }
 
 impl Remediation {
-    /// Reads the rules of a file.
-    pub(crate) fn read(file: &Path) -> Result<Self, RulesFileError> {
-        let read = Self { file: RulesFile::open(file)?, health: Arc::default() };
+    /// Reads the rules of a file. `namespace`: Gantry's own.
+    pub(crate) fn read(file: &Path, namespace: &str) -> Result<Self, RulesFileError> {
+        let namespace = namespace.to_owned();
+        let read = Self { file: RulesFile::open(file)?, health: Arc::default(), namespace };
         read.report();
         Ok(read)
     }
@@ -87,6 +94,10 @@ pub(crate) struct Remediator {
     reported: HashSet<String>,
     /// When actions failed.
     failed: HashMap<(NodeName, GpuUuid, String), Instant>,
+    /// The Jobs that reset GPUs.
+    jobs: ResetJobs,
+    /// Whether they may be created, and when that was read.
+    may_reset: Option<(Instant, bool)>,
 }
 
 impl Remediator {
@@ -98,6 +109,8 @@ impl Remediator {
     ) -> Self {
         Self {
             recorder: event::recorder(client.clone()),
+            jobs: ResetJobs::new(client.clone(), remediation.namespace.clone()),
+            may_reset: None,
             client,
             store,
             remediation,
@@ -155,19 +168,25 @@ impl Remediator {
             }
         }
         let rules = Arc::clone(self.remediation.file.rules());
-        for step in decide::decide(&rules, &nodes, Timestamp::now().as_second()) {
-            if let Some(node) = nodes.get(&step.node) {
+        let may_reset = self.may_reset().await;
+        for step in decide::decide(&rules, &nodes, may_reset == Some(true), Timestamp::now().as_second()) {
+            let is_unknown = may_reset.is_none() && matches!(step.what, What::HoldBack(_, Limit::ResetRight));
+            if let Some(node) = nodes.get(&step.node)
+                && !is_unknown
+            {
                 self.take(&step, &node.record).await;
             }
         }
         for (name, node) in &nodes {
             let record = self.records.get(name).unwrap_or(&node.record).clone();
             let is_draining = |entry: &&Entry| {
-                let acted = entry.acted.as_ref();
-                acted.is_some_and(|acted| acted.active && acted.action == RemediationAction::Drain)
+                entry.acted.as_ref().is_some_and(|acted| acted.active && drains(acted.action))
             };
             for entry in record.iter().filter(is_draining) {
-                self.drain(name, node, entry).await;
+                match action_of(entry) {
+                    RemediationAction::Reset => self.reset(name, node, entry).await,
+                    _ => self.drain(name, node, entry).await,
+                }
             }
         }
     }
@@ -195,8 +214,8 @@ impl Remediator {
             Err(_) => format!("the API server does not respond within {} s", TIMEOUT.as_secs()),
         };
         self.failed.insert(key, Instant::now());
-        self.count(&step.rule, action_of(step), "failed");
-        let text = format!("{} failed and is tried again: {error}", action_of(step));
+        self.count(&step.rule, step.action(), "failed");
+        let text = format!("{} failed and is tried again: {error}", step.action());
         tracing::warn!(node = %step.node, gpu = %step.gpu, rule = step.rule, "{text}");
         self.record(step, Reason::RemediationFailed, true, &text).await;
     }
@@ -209,7 +228,13 @@ impl Remediator {
         match step.what {
             What::HoldBack(..) | What::DryRun(_) => return Ok(()),
             What::Count
-            | What::Act(RemediationAction::Event | RemediationAction::Cordon | RemediationAction::Drain) => {}
+            | What::ResetAgain
+            | What::Act(
+                RemediationAction::Event
+                | RemediationAction::Cordon
+                | RemediationAction::Drain
+                | RemediationAction::Reset,
+            ) => {}
             What::Act(RemediationAction::Taint) => self.set_taint(&step.node, Some(&step.rule)).await?,
             What::Act(action) => self.set_condition(step, action, true).await?,
             What::Withdraw(action) if !is_last(action) => {}
@@ -219,12 +244,9 @@ impl Remediator {
         if record.written() == before.written() {
             return Ok(());
         }
-        let cordons = matches!(step.what, What::Act(RemediationAction::Cordon | RemediationAction::Drain));
-        let cordon = cordons.then(|| Cordon {
-            reason: format!("rule {}: {}", step.rule, step.fault),
-            by: Some(names::EXTENDER.to_owned()),
-            since: Some(Timestamp::now()),
-        });
+        let cordons =
+            matches!(step.what, What::Act(action) if action == RemediationAction::Cordon || drains(action));
+        let cordon = cordons.then(|| Cordon::of_rule(&step.rule, &step.fault, Timestamp::now()));
         self.write_record(&step.node, record, cordon.map(|cordon| (&step.gpu, cordon))).await
     }
 
@@ -318,8 +340,12 @@ impl Remediator {
                 let text = format!("dry run of {}: nothing is changed", action.as_str());
                 self.record(step, Reason::RemediationMatched, true, &text).await;
             }
+            What::ResetAgain => {
+                self.count(&step.rule, RemediationAction::Reset.as_str(), "done");
+                self.record(step, Reason::RemediationApplied, true, "the GPU is reset again").await;
+            }
             What::HoldBack(action, limit) => {
-                let once = format!("{} {} {} {}", step.node, step.gpu, step.rule, step.onset);
+                let once = format!("{} {} {} {} {}", step.node, step.gpu, step.rule, step.onset, limit.key());
                 if self.reported.insert(once) {
                     self.count(&step.rule, action.as_str(), "held_back");
                     let text = format!("{} is held back: {limit}", action.as_str());
@@ -363,17 +389,8 @@ impl Remediator {
     }
 
     async fn evict(&mut self, name: &NodeName, node: &NodeHealth, entry: &Entry) -> kube::Result<()> {
-        let rules = &self.remediation.file.rules().rules;
-        let is_ruled = rules
-            .iter()
-            .any(|rule| rule.name == entry.rule && rule.action == RemediationAction::Drain && !rule.dry_run);
-        let gpu = node.gpus.iter().find(|gpu| gpu.uuid == entry.gpu);
-        let since = entry.acted.as_ref().map_or(0, |acted| acted.at);
-        let is_returned =
-            |gpu: &&GpuHealth| !gpu.cordoned && Timestamp::now().as_second() - since >= UNCORDONED;
-        let Some(gpu) = gpu.filter(|gpu| is_ruled && !is_returned(gpu)) else {
-            let text = "the drain ends: the rule, the cordon or the GPU is gone";
-            return self.end_drain(name, entry, Reason::RemediationWithdrawn, text).await;
+        let Some(gpu) = self.drained_gpu(node, entry) else {
+            return self.withdraw_drain(name, entry).await;
         };
         let Some(found) = Api::<GpuNode>::all(self.client.clone()).get_opt(name.as_str()).await? else {
             return Ok(());
@@ -381,9 +398,21 @@ impl Remediator {
         let reported = eviction::reported_holders(&found, gpu.index);
         let known = self.store.read(|index| index.occupants(name.as_str(), gpu.index.into()));
         if known.is_empty() && reported.is_empty() {
-            return self.end_drain(name, entry, Reason::GpuDrained, "no pod holds it").await;
+            self.change(name, entry, Entry::end).await?;
+            self.note(name, entry, Reason::GpuDrained, "no pod holds it").await;
+            return Ok(());
         }
-        let groups = eviction::groups(&self.client, &known, &reported).await?;
+        self.evict_holders(name, entry, (&known, &reported)).await
+    }
+
+    /// Evicts the pods that hold a GPU, as far as they may be evicted now.
+    async fn evict_holders(
+        &mut self,
+        name: &NodeName,
+        entry: &Entry,
+        (known, reported): (&[Occupants], &BTreeSet<(String, String)>),
+    ) -> kube::Result<()> {
+        let groups = eviction::groups(&self.client, known, reported).await?;
         let budgets = eviction::budgets(&self.client, &groups).await?;
         for group in &groups {
             let refused = eviction::refused([group], false).err().map(|refusal| refusal.text);
@@ -410,49 +439,55 @@ impl Remediator {
         Ok(())
     }
 
-    /// Reports once why a drain does not go on.
+    /// Reports once why a drain or a reset does not go on.
     async fn hold(&mut self, name: &NodeName, entry: &Entry, text: &str) {
         if self.reported.insert(format!("{name} {} {} {text}", entry.gpu, entry.rule)) {
-            self.count(&entry.rule, RemediationAction::Drain.as_str(), "held_back");
+            self.count(&entry.rule, action_of(entry).as_str(), "held_back");
             self.note(name, entry, Reason::RemediationHeldBack, text).await;
         }
     }
 
-    async fn end_drain(
+    /// Changes what is recorded of a rule and a GPU.
+    async fn change(
         &mut self,
         name: &NodeName,
         entry: &Entry,
-        reason: Reason,
-        text: &str,
+        change: impl FnOnce(&mut Entry),
     ) -> kube::Result<()> {
-        let Some(mut record) = self
-            .records
-            .get(name)
-            .cloned()
-            .or_else(|| self.remediation.health.all().get(name).map(|node| node.record.clone()))
-        else {
+        let known = self.records.get(name).cloned();
+        let watched = || self.remediation.health.all().get(name).map(|node| node.record.clone());
+        let Some(mut record) = known.or_else(watched) else {
             return Ok(());
         };
-        let mut ended = entry.clone();
-        if let Some(acted) = &mut ended.acted {
-            acted.active = false;
-        }
-        record.set(ended);
+        let mut changed = record.get(&entry.rule, &entry.gpu).unwrap_or(entry).clone();
+        change(&mut changed);
+        record.set(changed);
         self.write_record(name, &record, None).await?;
         self.records.insert(name.clone(), record);
-        self.note(name, entry, reason, text).await;
         Ok(())
     }
 
-    /// Records an Event on the Node about a drain.
+    /// Records an Event on the Node about a drain or a reset.
     async fn note(&mut self, name: &NodeName, entry: &Entry, reason: Reason, text: &str) {
         let note = format!("rule {}: {}: {text}", entry.rule, entry.gpu);
         tracing::info!(node = %name, %reason, "{note}");
-        self.publish(name, reason, reason == Reason::RemediationHeldBack, note).await;
+        let is_good = [Reason::GpuDrained, Reason::RemediationWithdrawn, Reason::RemediationReset];
+        self.publish(name, reason, !is_good.contains(&reason), note).await;
     }
 }
 
 impl Step {
+    /// Its action, for metrics and messages.
+    fn action(&self) -> &'static str {
+        match self.what {
+            What::Count => "count",
+            What::ResetAgain => RemediationAction::Reset.as_str(),
+            What::Act(action) | What::DryRun(action) | What::HoldBack(action, _) | What::Withdraw(action) => {
+                action.as_str()
+            }
+        }
+    }
+
     /// The rule, the fault and the GPU, for messages.
     fn subject(&self) -> String {
         let Self { rule, fault, index, gpu, .. } = self;
@@ -471,15 +506,6 @@ fn describe(error: &kube::Error) -> String {
     }
 }
 
-fn action_of(step: &Step) -> &'static str {
-    match step.what {
-        What::Count => "count",
-        What::Act(action) | What::DryRun(action) | What::HoldBack(action, _) | What::Withdraw(action) => {
-            action.as_str()
-        }
-    }
-}
-
 /// The type of the condition that an action sets.
 fn condition_of(action: RemediationAction) -> &'static str {
     match action {
@@ -494,6 +520,9 @@ fn did(action: RemediationAction) -> String {
         RemediationAction::Event => "reported".to_owned(),
         RemediationAction::Cordon => "the GPU is cordoned".to_owned(),
         RemediationAction::Drain => "the GPU is cordoned, and its pods are evicted".to_owned(),
+        RemediationAction::Reset => {
+            "the GPU is cordoned, its pods are evicted, and it is reset then".to_owned()
+        }
         RemediationAction::Taint => format!("the node is tainted with {}", names::REMEDIATION_TAINT),
         RemediationAction::Condition | RemediationAction::Reboot => {
             format!("the condition {} of the node is True", condition_of(action))

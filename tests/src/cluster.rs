@@ -282,6 +282,20 @@ impl Cluster {
         self.control.exec_with_input(&argv, input).await
     }
 
+    /// Gives the nodes of a cluster without it Gantry's own image, as chart and manifests name it.
+    ///
+    /// # Errors
+    /// The image cannot be made, or a node does not accept it.
+    pub async fn import_gantry(&self, program: &Path) -> Result<()> {
+        let archive = self.folder.join("gantry.tar");
+        image::write_own(&archive, program)?;
+        let images = archive.display().to_string();
+        for node in &self.nodes {
+            node.exec(&["ctr", "--namespace", "k8s.io", "images", "import", &images]).await?;
+        }
+        fs::remove_file(&archive).map_err(file("remove", &archive))
+    }
+
     /// Waits until every node is ready for pods: Ready, and the start-up taints gone.
     ///
     /// # Errors

@@ -47,6 +47,13 @@ pub(crate) fn write(archive: &Path, program: Option<&Path>, components: &Compone
     add_all().and_then(|()| images.write(archive)).map_err(Error::Image)
 }
 
+/// Writes Gantry's own image alone.
+pub(crate) fn write_own(archive: &Path, program: &Path) -> Result<()> {
+    let mut images = Archive::new();
+    let added = Arch::host().and_then(|arch| images.add(GANTRY_IMAGE, &[own(arch, program)?]));
+    added.and_then(|()| images.write(archive)).map_err(Error::Image)
+}
+
 /// The project's image with the program as it is tested, but without what a debugger reads: that is most of it.
 fn own(arch: Arch, program: &Path) -> anyhow::Result<Image> {
     let stripped = tempfile::NamedTempFile::new()?;

@@ -44,7 +44,10 @@ const MANIFESTS: [(&str, &[&str]); 8] = [
         &["extender-service.yaml", "extender-service-network.yaml"],
     ),
     ("scheduler.mode=existing,extender.gates=true", &["gates.yaml"]),
-    ("scheduler.mode=existing,extender.remediationRules=gantry-remediation", &["extender-remediation.yaml"]),
+    (
+        "scheduler.mode=existing,extender.remediationRules=gantry-remediation,extender.remediationReset=true",
+        &["extender-remediation.yaml", "remediation-reset.yaml"],
+    ),
     ("scheduler.mode=own", &["scheduler.yaml"]),
     ("plugin.labels=node", &["labels-node.yaml"]),
     ("plugin.migLayouts=gantry-mig-layouts", &["mig-layouts.yaml"]),

@@ -85,13 +85,39 @@ pub(super) async fn set(
     target: &Target,
     wanted: Option<&Cordon>,
 ) -> anyhow::Result<Option<Cordon>> {
+    change(client, target, |known| {
+        let differs = known.is_some() != wanted.is_some();
+        (differs.then(|| wanted.map(Cordon::written)), known.cloned())
+    })
+    .await
+}
+
+/// Uncordons a GPU that this rule of remediation cordoned. Returns the cordon of another client, which stays.
+pub(super) async fn lift_of_rule(
+    client: &Client,
+    target: &Target,
+    rule: &str,
+) -> anyhow::Result<Option<Cordon>> {
+    change(client, target, |known| match known {
+        Some(known) if known.is_of_rule(rule) => (Some(None), None),
+        known => (None, known.cloned()),
+    })
+    .await
+}
+
+/// Changes the annotation that cordons a GPU by the cordon that is there: to a value, or away.
+async fn change<T>(
+    client: &Client,
+    target: &Target,
+    mut decide: impl FnMut(Option<&Cordon>) -> (Option<Option<String>>, T),
+) -> anyhow::Result<T> {
     let written = gpu_node::annotate(client, &target.node, |annotations| {
-        let known = Cordons::of(Some(annotations)).get(&target.uuid).cloned();
-        let mut changes = Changes::new();
-        if known.is_some() != wanted.is_some() {
-            changes.insert(Cordon::annotation(&target.uuid), wanted.map(Cordon::written));
-        }
-        (changes, known)
+        let cordons = Cordons::of(Some(annotations));
+        let (value, result) = decide(cordons.get(&target.uuid));
+        (
+            value.map(|value| (Cordon::annotation(&target.uuid), value)).into_iter().collect::<Changes>(),
+            result,
+        )
     });
     let written = tokio::time::timeout(TIMEOUT, written).await;
     let written =

@@ -135,7 +135,8 @@ Examples:
   gantry drain gpu node-1/3 && gantry reset gpu node-1/3 --uncordon
   gantry reset gpu node-1/3 --dry-run          which GPUs would be reset, and what is in the way
 
-Exit codes: 0 reset and healthy; 1 not drained, not reset, or not healthy afterwards, with the reason; 2 no such GPU.")]
+Exit codes: 0 reset and healthy; 1 failed; 2 no such GPU; 3 not drained, nothing was done; 4 the driver did not reset it;
+5 reset, and not healthy afterwards. The reason is on standard error.")]
 pub(crate) struct ResetArgs {
     #[command(subcommand)]
     what: ResetWhat,
@@ -163,6 +164,10 @@ struct ResetOptions {
     /// Give the GPU to new pods again if it is healthy afterwards; GPUs that are reset with it stay cordoned
     #[arg(long)]
     uncordon: bool,
+
+    /// As --uncordon, if this rule of remediation set the cordon; another cordon stays
+    #[arg(long, value_name = "RULE", conflicts_with = "uncordon")]
+    uncordon_of_rule: Option<String>,
 }
 
 /// Options of `gantry evidence`.

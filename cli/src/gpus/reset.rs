@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use gantry_api::{Cordons, GpuFault, GpuNode, names};
-use gantry_extender::eviction::reported_holders;
 use gantry_extender::gpu_node::{self, Changes};
-use gantry_topology::{Gpu, Machine};
+use gantry_extender::gpu_reset::{Obstacle, group, obstacle};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -20,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::request::tried;
 use super::target::{self, Target};
 use super::{ResetArgs, ResetOptions, ResetWhat, TIMEOUT, cordon};
-use crate::runtime::print;
+use crate::runtime::{ExitWith, print};
 use crate::visible::Visible;
 
 /// Pause between two looks at the cluster.
@@ -31,8 +30,8 @@ const PLUGIN_LIMIT: Duration = Duration::from_secs(60);
 const TERMINATION_LIMIT: Duration = Duration::from_secs(30);
 /// How long a deleted pod may take to end before NVML is opened: its grace period and some seconds.
 const GONE_LIMIT: Duration = Duration::from_secs(15);
-/// The first major version of the compute capability (Ampere) with which the driver resets GPUs with NVLinks one by one.
-const ALONE_SINCE: u32 = 8;
+/// The exit code of a failure that has no other.
+const FAILED: u8 = 1;
 /// Container of the plugin's pods.
 const PLUGIN_CONTAINER: &str = "plugin";
 /// Where the driver's root is in the pod.
@@ -47,17 +46,30 @@ pub(crate) async fn reset(args: ResetArgs, shutdown: CancellationToken) -> anyho
     let words = std::slice::from_ref(&options.one.gpu);
     let (client, _, found) = cordon::read(&options.one.cluster, words).await?;
     let target = found.into_iter().next().context("one GPU is named")?;
-    let mut reset =
-        Reset { client, options, target, pod: None, has_begun: false, is_closed: false, is_done: false };
+    let mut reset = Reset {
+        client,
+        options,
+        target,
+        pod: None,
+        has_begun: false,
+        is_closed: false,
+        is_done: false,
+        failure: FAILED,
+    };
     let ended = shutdown.run_until_cancelled(reset.run()).await;
     let ended = ended.unwrap_or_else(|| Err(anyhow!("interrupted")));
     let cleaned = reset.clean_up().await;
-    match (ended, cleaned) {
-        (Ok(()), cleaned) => cleaned,
-        (Err(error), _) if !reset.has_begun => Err(error),
-        (Err(error), Ok(())) => Err(anyhow!("{error:#}; {}", reset.left())),
-        (Err(error), Err(cleaned)) => Err(anyhow!("{error:#}; {}; {cleaned:#}", reset.left())),
-    }
+    let error = match (ended, cleaned) {
+        (Ok(()), cleaned) => return cleaned,
+        (Err(error), _) if !reset.has_begun => error,
+        (Err(error), Ok(())) => anyhow!("{error:#}; {}", reset.left()),
+        (Err(error), Err(cleaned)) => anyhow!("{error:#}; {}; {cleaned:#}", reset.left()),
+    };
+    let code = if reset.is_done { names::RESET_UNHEALTHY_EXIT } else { reset.failure };
+    Err(match code {
+        FAILED => error,
+        code => ExitWith { code, error }.into(),
+    })
 }
 
 /// The work on one GPU, and those that are reset with it.
@@ -73,6 +85,8 @@ struct Reset {
     is_closed: bool,
     /// Whether nvidia-smi has reported success.
     is_done: bool,
+    /// The exit code of a failure before that.
+    failure: u8,
 }
 
 /// What is known of the plugin on the node.
@@ -88,9 +102,7 @@ impl Reset {
     async fn run(&mut self) -> anyhow::Result<()> {
         let node = self.node().await?;
         let group = self.group(&node)?;
-        if let Some(refusal) = refusal(&node, &group, &self.target) {
-            bail!(refusal);
-        }
+        self.check_drained(&node, &group)?;
         let installed = self.installed().await?;
         for other in group.iter().filter(|gpu| **gpu != self.target) {
             report(&format!(
@@ -106,9 +118,7 @@ impl Reset {
         self.close_nvml().await?;
         // Another client may have changed it while the plugin closed NVML.
         let node = self.node().await?;
-        if let Some(refusal) = refusal(&node, &group, &self.target) {
-            bail!(refusal);
-        }
+        self.check_drained(&node, &group)?;
         let before: Vec<GpuFault> = faults(&node, &group).cloned().collect();
         self.make_pod(&installed, &group).await?;
         self.follow_pod().await?;
@@ -122,10 +132,9 @@ impl Reset {
         self.wait_for("open NVML and read the GPUs again", |node| !is_nvml_closed(node)).await?;
         self.lift(&group, &before).await?;
         self.wait_until_healthy(&group).await?;
-        if !self.options.uncordon {
+        if !self.uncordon().await? {
             return report(&format!("{} is healthy; `gantry uncordon gpu` returns it", some(&group)));
         }
-        cordon::set(&self.client, &self.target, None).await?;
         report(&format!("{} is healthy and uncordoned", self.target))?;
         // They may be cordoned for another reason.
         for other in group.iter().filter(|gpu| **gpu != self.target) {
@@ -149,6 +158,32 @@ impl Reset {
     fn group(&self, node: &GpuNode) -> anyhow::Result<Vec<Target>> {
         let gpus = group(&node.spec.machine, self.target.index);
         gpus.into_iter().map(|gpu| target::target(node, gpu).map_err(Into::into)).collect()
+    }
+
+    /// Checks that the GPUs are drained.
+    fn check_drained(&mut self, node: &GpuNode, group: &[Target]) -> anyhow::Result<()> {
+        let Some(refusal) = refusal(node, group, &self.target) else {
+            return Ok(());
+        };
+        self.failure = names::RESET_NOT_DRAINED_EXIT;
+        bail!(refusal)
+    }
+
+    /// Uncordons the GPU if the options say so. Returns whether it is uncordoned.
+    async fn uncordon(&self) -> anyhow::Result<bool> {
+        let Some(rule) = &self.options.uncordon_of_rule else {
+            if self.options.uncordon {
+                cordon::set(&self.client, &self.target, None).await?;
+            }
+            return Ok(self.options.uncordon);
+        };
+        match cordon::lift_of_rule(&self.client, &self.target, rule).await? {
+            None => Ok(true),
+            Some(cordon) => {
+                report(&format!("{} stays {cordon}: the rule {rule} did not set this cordon", self.target))?;
+                Ok(false)
+            }
+        }
     }
 
     /// The plugin's pod on the node: the pod that resets uses its image.
@@ -245,8 +280,9 @@ impl Reset {
     }
 
     /// Waits for the end of the pod.
-    async fn follow_pod(&self) -> anyhow::Result<()> {
-        let name = self.pod.as_deref().context("a pod was made")?;
+    async fn follow_pod(&mut self) -> anyhow::Result<()> {
+        let name = self.pod.clone().context("a pod was made")?;
+        let name = name.as_str();
         // kubelet ends the pod at its deadline; this one is for a kubelet that is away.
         let deadline = Instant::now() + Duration::from_secs(self.options.timeout.into()) + PAUSE * 10;
         loop {
@@ -254,7 +290,10 @@ impl Reset {
             let found = found.with_context(|| format!("the pod {name} that resets was deleted"))?;
             match outcome(&found) {
                 Outcome::Succeeded => return Ok(()),
-                Outcome::Failed(why) => bail!("{} was not reset: {why}", self.target),
+                Outcome::Failed(why) => {
+                    self.failure = names::RESET_REFUSED_EXIT;
+                    bail!("{} was not reset: {why}", self.target)
+                }
                 Outcome::Waits(why) if Instant::now() >= deadline => {
                     bail!("{} is not reset after {} s: {why}", self.target, self.options.timeout)
                 }
@@ -377,35 +416,6 @@ async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Res
     })
 }
 
-/// The GPU at `index`, with those that the driver resets together with it. From Ampere on it resets every GPU alone. An
-/// older GPU, and one of unknown architecture, is reset with all GPUs that NVLinks join to it.
-fn group(machine: &Machine, index: u8) -> Vec<&Gpu> {
-    let gpus = machine.gpus();
-    let resets_alone = |at: usize| {
-        let capability = gpus.get(at).and_then(|gpu| gpu.compute_capability.as_deref());
-        let major = capability.and_then(|capability| capability.split('.').next()?.parse::<u32>().ok());
-        major.is_some_and(|major| major >= ALONE_SINCE)
-    };
-    let joined = |a: usize, b: usize| {
-        let ends = [a.min(b), a.max(b)];
-        let direct = machine.nvlinks().iter().any(|bundle| bundle.gpus.map(usize::from) == ends);
-        direct || machine.switch_links(a) > 0 && machine.switch_links(b) > 0
-    };
-    let Some(first) = gpus.iter().position(|gpu| gpu.index == index) else {
-        return Vec::new();
-    };
-    let mut members = BTreeSet::from([first]);
-    let mut open = if resets_alone(first) { Vec::new() } else { vec![first] };
-    while let Some(at) = open.pop() {
-        for other in 0..gpus.len() {
-            if joined(at, other) && members.insert(other) {
-                open.push(other);
-            }
-        }
-    }
-    members.into_iter().filter_map(|at| gpus.get(at)).collect()
-}
-
 /// Whether a GPU has MIG instances. They are not kept over a reset, unlike the MIG mode.
 fn has_instances(node: &GpuNode, target: &Target) -> bool {
     let gpu = node.spec.machine.gpus().iter().find(|gpu| gpu.index == target.index);
@@ -415,24 +425,17 @@ fn has_instances(node: &GpuNode, target: &Target) -> bool {
 
 /// Why these GPUs may not be reset now: one is not cordoned, or held.
 fn refusal(node: &GpuNode, group: &[Target], named: &Target) -> Option<String> {
-    let cordons = Cordons::of(node.metadata.annotations.as_ref());
     group.iter().find_map(|gpu| {
-        let place = format!("{}/{}", gpu.node, gpu.index);
+        let obstacle: Obstacle = obstacle(node, gpu.index, &gpu.uuid)?;
         let with = match gpu == named {
             true => String::new(),
             false => {
                 format!(", and the driver resets it together with GPU {}, which NVLinks join", named.index)
             }
         };
-        if cordons.get(&gpu.uuid).is_none() {
-            return Some(format!(
-                "{gpu} is not cordoned{with}; nothing was done: `gantry drain gpu {place}` first"
-            ));
-        }
-        let holders = reported_holders(node, gpu.index);
-        let (namespace, pod) = holders.first()?;
         Some(format!(
-            "{gpu} is held by {namespace}/{pod}{with}; nothing was done: `gantry drain gpu {place}` first"
+            "{gpu} {obstacle}{with}; nothing was done: `gantry drain gpu {}/{}` first",
+            gpu.node, gpu.index
         ))
     })
 }

@@ -7,6 +7,8 @@
 //! 3. Withheld are cordoned GPUs, whoever cordoned them, and all GPUs of a node that a rule has tainted or requested to
 //!    reboot. A rule makes none more of them than the limits allow.
 //! 4. What a rule set on a Node is taken back when none of its faults is left.
+//! 5. A reset goes on until it has helped, or [`MAX_RESETS`] of the GPU were begun within a day; until then its rule acts on
+//!    no further fault of the GPU. A reset after a failed one is an action that the limits must admit.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
@@ -17,7 +19,7 @@ use gantry_config::{RemediationAction, RemediationRule, RemediationRules};
 use gantry_topology::GpuUuid;
 
 use super::health::{GpuHealth, NodeHealth, Problem};
-use super::record::{Acted, Entry, Record};
+use super::record::{Acted, Entry, MAX_RESETS, Record};
 
 /// Seconds for which an action counts as withholding its GPU before the watch shows it.
 const SETTLES: i64 = 10;
@@ -27,6 +29,8 @@ const MAX_SEEN: usize = 16;
 const MAX_ACTIONS: usize = 16;
 /// The time in which actions are limited.
 const HOUR: i64 = 3600;
+/// Seconds between a failed reset and the next.
+const RESET_PAUSE: i64 = 300;
 
 /// One thing to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +57,8 @@ pub(super) enum What {
     Count,
     /// The action is taken.
     Act(RemediationAction),
+    /// The GPU is to be reset again after a failed reset.
+    ResetAgain,
     /// The action would be taken.
     DryRun(RemediationAction),
     /// A limit does not admit the action now.
@@ -64,9 +70,32 @@ pub(super) enum What {
 /// A limit, with how much of it is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Limit {
-    Nodes { used: usize, most: usize },
-    Gpus { used: usize, most: usize },
-    Actions { used: usize, most: usize },
+    Nodes {
+        used: usize,
+        most: usize,
+    },
+    Gpus {
+        used: usize,
+        most: usize,
+    },
+    Actions {
+        used: usize,
+        most: usize,
+    },
+    /// The extender may not create the Jobs that reset GPUs.
+    ResetRight,
+}
+
+impl Limit {
+    /// Which limit it is, whatever is used of it.
+    pub(super) const fn key(self) -> &'static str {
+        match self {
+            Self::Nodes { .. } => "nodes",
+            Self::Gpus { .. } => "gpus",
+            Self::Actions { .. } => "actions",
+            Self::ResetRight => "right",
+        }
+    }
 }
 
 impl fmt::Display for Limit {
@@ -79,17 +108,21 @@ impl fmt::Display for Limit {
             Self::Actions { used, most } => {
                 write!(f, "limits.actionsPerHour: {used} of {most} actions were taken")
             }
+            Self::ResetRight => {
+                f.write_str("the extender lacks the rights of remediation-reset.yaml; nothing was done")
+            }
         }
     }
 }
 
-/// What is to be done, in this order.
+/// What is to be done, in this order. `may_reset`: whether the extender may create the Jobs that reset GPUs.
 pub(super) fn decide(
     rules: &RemediationRules,
     nodes: &BTreeMap<NodeName, Arc<NodeHealth>>,
+    may_reset: bool,
     now: i64,
 ) -> Vec<Step> {
-    let mut use_now = Use::of(rules, nodes, now);
+    let mut use_now = Use { may_reset, ..Use::of(rules, nodes, now) };
     let mut steps = Vec::new();
     for rule in &rules.rules {
         for (name, node) in nodes {
@@ -106,11 +139,16 @@ pub(super) fn decide(
 
 /// Whether an action sets something on the Node that is taken back later.
 fn marks_node(action: RemediationAction) -> bool {
-    use RemediationAction::{Condition, Cordon, Drain, Event, Reboot, Taint};
+    use RemediationAction::{Condition, Cordon, Drain, Event, Reboot, Reset, Taint};
     match action {
         Taint | Condition | Reboot => true,
-        Event | Cordon | Drain => false,
+        Event | Cordon | Drain | Reset => false,
     }
+}
+
+/// Whether an action goes on after it was taken: the GPU is drained.
+pub(super) fn drains(action: RemediationAction) -> bool {
+    matches!(action, RemediationAction::Drain | RemediationAction::Reset)
 }
 
 fn matching<'g>(rule: &RemediationRule, gpu: &'g GpuHealth) -> Vec<&'g Problem> {
@@ -128,11 +166,14 @@ fn step(
     use_now: &mut Use,
     now: i64,
 ) -> Option<Step> {
+    let known = node.record.get(&rule.name, &gpu.uuid);
+    if let Some(entry) = known.filter(|entry| entry.is_resetting()) {
+        return reset_again(rule, (name, node), gpu, entry, use_now, now);
+    }
     let problems = matching(rule, gpu);
     let newest = problems.iter().max_by_key(|problem| problem.since)?;
     let (fault, onset) = (newest.to_string(), newest.since);
-    let known = node.record.get(&rule.name, &gpu.uuid).cloned();
-    let mut entry = known.unwrap_or_else(|| Entry::new(rule.name.clone(), gpu.uuid.clone()));
+    let mut entry = known.cloned().unwrap_or_else(|| Entry::new(rule.name.clone(), gpu.uuid.clone()));
     let handled = entry.acted.as_ref().map(|acted| acted.onset);
     let handled = if rule.dry_run { handled.max(entry.dry_run.reported) } else { handled };
     if handled.is_some_and(|handled| handled >= onset) {
@@ -167,11 +208,11 @@ fn step(
     };
     match what {
         What::Act(action) => {
-            let active = marks_node(action) || action == RemediationAction::Drain;
-            entry.acted = Some(Acted { action, at: now, onset, active });
+            let active = marks_node(action) || drains(action);
+            entry.acted = Some(Acted { action, at: now, onset, active, reset: None });
         }
         What::DryRun(_) => entry.dry_run.reported = Some(onset),
-        What::Count | What::HoldBack(..) | What::Withdraw(_) => {}
+        What::Count | What::HoldBack(..) | What::Withdraw(_) | What::ResetAgain => {}
     }
     match rule.dry_run {
         true => entry.dry_run.seen = seen,
@@ -184,6 +225,44 @@ fn step(
         rule: rule.name.clone(),
         fault,
         onset,
+        what,
+        entry,
+    })
+}
+
+/// Admits another reset of a GPU after a failed one, once its pause is over.
+fn reset_again(
+    rule: &RemediationRule,
+    (name, node): (&NodeName, &NodeHealth),
+    gpu: &GpuHealth,
+    entry: &Entry,
+    use_now: &mut Use,
+    now: i64,
+) -> Option<Step> {
+    let acted = entry.acted.as_ref()?;
+    let failed = acted.reset.as_ref()?.failed?;
+    let is_due = now.saturating_sub(failed) >= RESET_PAUSE && node.record.resets(&gpu.uuid, now) < MAX_RESETS;
+    let is_ruled = rule.action == RemediationAction::Reset && !rule.dry_run && gpu.cordoned;
+    if !is_due || !is_ruled {
+        return None;
+    }
+    let mut entry = entry.clone();
+    entry.actions.retain(|at| now - at < HOUR);
+    let what = match use_now.admit(name, node, gpu, RemediationAction::Reset) {
+        Ok(()) => {
+            entry.actions.push(now);
+            entry.acted = Some(Acted { reset: None, ..acted.clone() });
+            What::ResetAgain
+        }
+        Err(limit) => What::HoldBack(RemediationAction::Reset, limit),
+    };
+    Some(Step {
+        node: name.clone(),
+        gpu: gpu.uuid.clone(),
+        index: gpu.index,
+        rule: rule.name.clone(),
+        fault: String::new(),
+        onset: acted.onset,
         what,
         entry,
     })
@@ -222,6 +301,7 @@ struct Use {
     nodes: BTreeSet<NodeName>,
     gpus: HashSet<GpuUuid>,
     actions: usize,
+    may_reset: bool,
 }
 
 impl Use {
@@ -234,6 +314,7 @@ impl Use {
             nodes: BTreeSet::new(),
             gpus: HashSet::new(),
             actions: 0,
+            may_reset: false,
         };
         for (name, node) in nodes {
             let withheld: HashSet<GpuUuid> = withheld(node, now).map(|gpu| gpu.uuid.clone()).collect();
@@ -254,14 +335,17 @@ impl Use {
         gpu: &GpuHealth,
         action: RemediationAction,
     ) -> Result<(), Limit> {
-        use RemediationAction::{Condition, Cordon, Drain, Event, Reboot, Taint};
+        use RemediationAction::{Condition, Cordon, Drain, Event, Reboot, Reset, Taint};
+        if action == Reset && !self.may_reset {
+            return Err(Limit::ResetRight);
+        }
         let [most_nodes, most_gpus, most_actions] = self.most;
         if self.actions >= most_actions {
             return Err(Limit::Actions { used: self.actions, most: most_actions });
         }
         let all = match action {
             Taint | Reboot => node.gpus.as_slice(),
-            Cordon | Drain => std::slice::from_ref(gpu),
+            Cordon | Drain | Reset => std::slice::from_ref(gpu),
             Event | Condition => &[],
         };
         let more: Vec<&GpuUuid> =
@@ -286,7 +370,7 @@ impl Use {
 
 /// The GPUs of a node that new pods do not get, by cordons and by what rules have set.
 fn withheld(node: &NodeHealth, now: i64) -> impl Iterator<Item = &GpuHealth> {
-    use RemediationAction::{Cordon, Drain, Reboot, Taint};
+    use RemediationAction::{Cordon, Drain, Reboot, Reset, Taint};
     let mut all = node.record.iter().filter_map(|entry| entry.acted.as_ref());
     let whole = all.any(|acted| acted.active && matches!(acted.action, Taint | Reboot));
     node.gpus.iter().filter(move |gpu| {
@@ -294,7 +378,7 @@ fn withheld(node: &NodeHealth, now: i64) -> impl Iterator<Item = &GpuHealth> {
         let mut own = own.filter_map(|entry| entry.acted.as_ref());
         whole
             || gpu.cordoned
-            || own.any(|acted| matches!(acted.action, Cordon | Drain) && now - acted.at < SETTLES)
+            || own.any(|acted| matches!(acted.action, Cordon | Drain | Reset) && now - acted.at < SETTLES)
     })
 }
 

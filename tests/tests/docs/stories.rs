@@ -458,6 +458,9 @@ async fn upgrade(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
 async fn remediation(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
     page.run("helm upgrade").await?;
     stage.sh("kubectl -n gantry-system rollout status daemonset gantry-extender --timeout=90s")?;
+    page.shows("kubectl -n gantry-system get podtemplate", &["registry.example/gantry"]).await?;
+    let may = "kubectl -n gantry-system auth can-i create jobs --as=system:serviceaccount:gantry-system:gantry-extender";
+    stage.prints(may, "yes").await?;
     page.rest().await
 }
 

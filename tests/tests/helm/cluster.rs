@@ -46,7 +46,7 @@ async fn remains(cluster: &Cluster) -> Result<String> {
     let cluster_wide = "clusterroles,clusterrolebindings,crd,flowschemas,validatingadmissionpolicies,\
                         validatingadmissionpolicybindings,mutatingadmissionpolicies,mutatingadmissionpolicybindings";
     let in_namespaces = "daemonsets,deployments,services,serviceaccounts,roles,rolebindings,networkpolicies,pdb,\
-                         configmaps,secrets,resourcequotas";
+                         configmaps,secrets,resourcequotas,podtemplates";
     let mut all = cluster.kubectl(&["get", cluster_wide, "-o", "name"]).await?;
     all += &cluster.kubectl(&["get", in_namespaces, "-A", "-o", "name"]).await?;
     let ours = |line: &&str| line.contains("gantry") || line.contains("gpunode");
@@ -73,6 +73,7 @@ pub(crate) fn release_comes_and_goes_without_remains() -> Result<()> {
             "extender.preempt=true",
             "extender.restart=true",
             "extender.remediationRules=gantry-remediation",
+            "extender.remediationReset=true",
         ],
         &["scheduler.mode=existing", "plugin.labels=node", "plugin.configs.default.flags.migStrategy=mixed"],
         &[

@@ -57,7 +57,9 @@ fn limits(nodes: u32, gpus: u32, actions_per_hour: u32) -> RemediationLimits {
 /// What the executor does with a step, as the watch shows it later.
 fn apply(nodes: &mut Nodes, step: &Step) {
     let node = Arc::make_mut(nodes.get_mut(&step.node).unwrap());
-    if let What::Act(RemediationAction::Cordon | RemediationAction::Drain) = step.what {
+    if let What::Act(action) = step.what
+        && (action == RemediationAction::Cordon || drains(action))
+    {
         node.gpus.iter_mut().filter(|gpu| gpu.uuid == step.gpu).for_each(|gpu| gpu.cordoned = true);
     }
     node.record.set(step.entry.clone());
@@ -65,7 +67,7 @@ fn apply(nodes: &mut Nodes, step: &Step) {
 
 /// Decides and acts; what was done.
 fn run(rules: &RemediationRules, nodes: &mut Nodes, now: i64) -> Vec<What> {
-    let steps = decide(rules, nodes, now);
+    let steps = decide(rules, nodes, true, now);
     steps.iter().for_each(|step| apply(nodes, step));
     steps.into_iter().map(|step| step.what).collect()
 }
@@ -77,7 +79,7 @@ fn fault_is_acted_on_once() {
     let rules = rules(limits(9, 9, 9), vec![rule(Cordon)]);
     fail(&mut nodes, 0, 1, 79, 50);
     fail(&mut nodes, 1, 0, 31, 50);
-    let steps = decide(&rules, &nodes, 100);
+    let steps = decide(&rules, &nodes, true, 100);
     assert_eq!(steps.len(), 1);
     assert_eq!((steps[0].node.as_str(), steps[0].index, steps[0].fault.as_str()), ("n0", 1, "Xid 79"));
     assert_eq!(run(&rules, &mut nodes, 100), [What::Act(Cordon)]);
@@ -137,7 +139,7 @@ fn limit_that_holds_back_is_named() {
     let mut nodes = cluster(3, 4);
     (0..3).for_each(|node| fail(&mut nodes, node, 0, 79, 50));
     let held = |limits, action| {
-        let steps = decide(&rules(limits, vec![rule(action)]), &nodes, 60);
+        let steps = decide(&rules(limits, vec![rule(action)]), &nodes, true, 60);
         let held = steps.iter().filter_map(|step| match step.what {
             What::HoldBack(_, limit) => Some(limit.to_string()),
             _ => None,
@@ -152,9 +154,90 @@ fn limit_that_holds_back_is_named() {
     assert_eq!(held(limits(9, 9, 9), Cordon), [""; 0]);
 }
 
+/// Begins a reset of a GPU that is being reset, as the executor does once the GPU is drained, or ends it.
+fn reset(nodes: &mut Nodes, (node, gpu): (usize, usize), now: i64, end: Option<bool>) {
+    let record = &mut node_mut(nodes, node).record;
+    let entries: Vec<Entry> = record.iter().filter(|entry| entry.gpu == uuid(node, gpu)).cloned().collect();
+    for mut entry in entries.into_iter().filter(Entry::is_resetting) {
+        match end {
+            None if record.resets(&entry.gpu, now) < MAX_RESETS
+                && entry.acted.as_ref().is_some_and(|acted| acted.reset.is_none()) =>
+            {
+                entry.begin_reset(None, now);
+            }
+            Some(true) if entry.reset_in_flight().is_some() => entry.end(),
+            Some(false) if entry.reset_in_flight().is_some() => {
+                entry.change_reset(|reset| reset.failed = Some(now));
+            }
+            _ => {}
+        }
+        record.set(entry);
+    }
+}
+
+/// A second fault does not begin a second reset, and a failed one is repeated after a pause, as another action.
+#[test]
+fn failed_reset_is_repeated_within_limits() {
+    use RemediationAction::Reset;
+    let mut nodes = cluster(1, 1);
+    let all = rules(limits(9, 9, 2), vec![rule(Reset)]);
+    fail(&mut nodes, 0, 0, 79, 50);
+    assert_eq!(run(&all, &mut nodes, 60), [What::Act(Reset)]);
+    assert!(node_mut(&mut nodes, 0).gpus[0].cordoned);
+    reset(&mut nodes, (0, 0), 70, None);
+    fail(&mut nodes, 0, 0, 79, 75);
+    assert_eq!(run(&all, &mut nodes, 80), [], "the reset is under way");
+    reset(&mut nodes, (0, 0), 90, Some(false));
+    assert_eq!(run(&all, &mut nodes, 90 + RESET_PAUSE - 1), []);
+    assert_eq!(run(&all, &mut nodes, 90 + RESET_PAUSE), [What::ResetAgain]);
+    reset(&mut nodes, (0, 0), 400, None);
+    reset(&mut nodes, (0, 0), 410, Some(false));
+    let held = What::HoldBack(Reset, Limit::Actions { used: 2, most: 2 });
+    assert_eq!(run(&all, &mut nodes, 1000), [held]);
+    assert_eq!(run(&all, &mut nodes, 60 + HOUR), [What::ResetAgain]);
+    reset(&mut nodes, (0, 0), 4000, None);
+    reset(&mut nodes, (0, 0), 4010, Some(false));
+    assert_eq!(run(&all, &mut nodes, 20_000), [], "three resets in a day");
+}
+
+/// A GPU that fails again after a reset that helped is drained again.
+#[test]
+fn fault_after_a_reset_is_acted_on() {
+    use RemediationAction::Reset;
+    let mut nodes = cluster(1, 1);
+    let all = rules(limits(9, 9, 9), vec![rule(Reset)]);
+    fail(&mut nodes, 0, 0, 79, 50);
+    assert_eq!(run(&all, &mut nodes, 60), [What::Act(Reset)]);
+    reset(&mut nodes, (0, 0), 70, None);
+    reset(&mut nodes, (0, 0), 90, Some(true));
+    assert_eq!(run(&all, &mut nodes, 91), [], "the watch still shows the fault");
+    node_mut(&mut nodes, 0).gpus[0].problems.clear();
+    assert_eq!(run(&all, &mut nodes, 92), []);
+    fail(&mut nodes, 0, 0, 79, 100);
+    assert_eq!(run(&all, &mut nodes, 100), [What::Act(Reset)]);
+}
+
+/// Without the manifest that permits resets nothing is done about the fault, and that is reported.
+#[test]
+fn reset_without_the_right_does_nothing() {
+    use RemediationAction::Reset;
+    let mut nodes = cluster(1, 1);
+    let all = rules(limits(9, 9, 9), vec![rule(Reset)]);
+    fail(&mut nodes, 0, 0, 79, 50);
+    let steps = decide(&all, &nodes, false, 60);
+    let [step] = &steps[..] else { panic!("{steps:?}") };
+    assert_eq!(step.what, What::HoldBack(Reset, Limit::ResetRight));
+    assert!(step.entry.acted.is_none() && step.entry.actions.is_empty());
+    let dry = rules(limits(9, 9, 9), vec![RemediationRule { dry_run: true, ..rule(Reset) }]);
+    assert_eq!(decide(&dry, &nodes, false, 60)[0].what, What::DryRun(Reset));
+    assert_eq!(run(&all, &mut nodes, 60), [What::Act(Reset)], "the manifest was applied");
+}
+
 /// Something that happens between two decisions.
 #[derive(Debug, Clone)]
 enum Change {
+    Begin(usize, usize),
+    End(usize, usize, bool),
     Fail(usize, usize, u64),
     Recover(usize, usize),
     Cordon(usize, usize),
@@ -169,14 +252,23 @@ fn change() -> impl Strategy<Value = Change> {
         1 => gpu().prop_map(|(node, gpu)| Change::Recover(node, gpu)),
         1 => gpu().prop_map(|(node, gpu)| Change::Cordon(node, gpu)),
         1 => gpu().prop_map(|(node, gpu)| Change::Uncordon(node, gpu)),
-        1 => (1..2000i64).prop_map(Change::Wait),
+        2 => gpu().prop_map(|(node, gpu)| Change::Begin(node, gpu)),
+        2 => (gpu(), any::<bool>()).prop_map(|((node, gpu), helps)| Change::End(node, gpu, helps)),
+        2 => (1..2000i64).prop_map(Change::Wait),
     ]
 }
 
 fn any_rule() -> impl Strategy<Value = RemediationRule> {
-    use RemediationAction::{Condition, Cordon, Drain, Event, Reboot, Taint};
-    let action =
-        prop_oneof![Just(Event), Just(Cordon), Just(Drain), Just(Taint), Just(Condition), Just(Reboot)];
+    use RemediationAction::{Condition, Cordon, Drain, Event, Reboot, Reset, Taint};
+    let action = prop_oneof![
+        1 => Just(Event),
+        1 => Just(Cordon),
+        1 => Just(Drain),
+        2 => Just(Reset),
+        1 => Just(Taint),
+        1 => Just(Condition),
+        1 => Just(Reboot)
+    ];
     (action, proptest::collection::btree_set(78..81u64, 1..3), 1..3usize, any::<bool>())
         .prop_map(|(action, xids, count, dry_run)| RemediationRule { xids, count, dry_run, ..rule(action) })
 }
@@ -201,6 +293,7 @@ proptest! {
     fn limits_hold_whatever_happens(
         of in (0..4u32, 0..8u32, 0..6u32),
         mut all in proptest::collection::vec(any_rule(), 1..4),
+        may_reset in proptest::bool::weighted(0.8),
         changes in proptest::collection::vec(change(), 1..40),
     ) {
         for (at, rule) in all.iter_mut().enumerate() {
@@ -209,6 +302,7 @@ proptest! {
         let rules = rules(limits(of.0, of.1, of.2), all);
         let mut nodes = cluster(4, 3);
         let (mut now, mut taken) = (10_000i64, Vec::new());
+        let mut begun: BTreeMap<(usize, usize), Vec<i64>> = BTreeMap::new();
         for change in changes {
             match change {
                 Change::Fail(node, gpu, xid) => fail(&mut nodes, node, gpu, xid, now),
@@ -216,11 +310,31 @@ proptest! {
                 Change::Cordon(node, gpu) => node_mut(&mut nodes, node).gpus[gpu].cordoned = true,
                 Change::Uncordon(node, gpu) => node_mut(&mut nodes, node).gpus[gpu].cordoned = false,
                 Change::Wait(seconds) => now += seconds,
+                Change::Begin(node, gpu) => {
+                    let count = |nodes: &mut Nodes| node_mut(nodes, node).record.resets(&uuid(node, gpu), now);
+                    let before = count(&mut nodes);
+                    reset(&mut nodes, (node, gpu), now, None);
+                    let more = count(&mut nodes) - before;
+                    begun.entry((node, gpu)).or_default().extend(std::iter::repeat_n(now, more));
+                }
+                Change::End(node, gpu, helps) => {
+                    reset(&mut nodes, (node, gpu), now, Some(helps));
+                }
             }
             let before = withheld_gpus(&nodes);
-            let steps = decide(&rules, &nodes, now);
+            let steps = decide(&rules, &nodes, may_reset, now);
             for step in &steps {
-                let real = matches!(step.what, What::Act(action) if action != RemediationAction::Event);
+                let real = match step.what {
+                    What::Act(action) => action != RemediationAction::Event,
+                    What::ResetAgain => true,
+                    _ => false,
+                };
+                let resets = matches!(step.what, What::Act(RemediationAction::Reset) | What::ResetAgain);
+                prop_assert!(may_reset || !resets, "{step:?}");
+                // What is under way is neither begun again nor forgotten.
+                let known = nodes[&step.node].record.get(&step.rule, &step.gpu);
+                let in_flight = known.and_then(Entry::reset_in_flight);
+                prop_assert!(in_flight.is_none() || step.entry.reset_in_flight() == in_flight, "{step:?}");
                 let written = nodes[&step.node].record.written();
                 apply(&mut nodes, step);
                 if real {
@@ -243,7 +357,11 @@ proptest! {
             }
             let hour = taken.iter().filter(|at| now - **at < HOUR).count();
             prop_assert!(hour <= of.2 as usize, "{hour} actions");
-            let again = decide(&rules, &nodes, now);
+            for times in begun.values() {
+                let day = times.iter().filter(|at| now - **at < 24 * HOUR).count();
+                prop_assert!(day <= MAX_RESETS, "{day} resets of a GPU");
+            }
+            let again = decide(&rules, &nodes, may_reset, now);
             let again: Vec<_> = again.iter().filter(|step| !matches!(step.what, What::HoldBack(..))).collect();
             // What is taken back makes room.
             let withdrawn = steps.iter().any(|step| matches!(step.what, What::Withdraw(_)));

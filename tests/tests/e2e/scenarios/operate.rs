@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use gantry_api::names::{GPU_RESOURCE, REMEDIATION_TAINT};
 use gantry_api::{Cordons, GpuNode};
-use gantry_e2e::gantry::{self, manifests};
+use gantry_e2e::cluster::Node as NodeSandbox;
+use gantry_e2e::gantry::{self, NAMESPACE, manifests};
 use gantry_e2e::hardware::Hardware;
 use gantry_e2e::until;
 use k8s_openapi::api::apps::v1::ReplicaSet;
@@ -44,6 +45,11 @@ async fn uuids(bed: &Bed, node: &str) -> Result<BTreeMap<u8, String>> {
     let machine = Api::<GpuNode>::all(bed.client()).get(node).await?.spec.machine;
     let gpus = machine.gpus().iter();
     Ok(gpus.filter_map(|gpu| Some((gpu.index, gpu.uuid.as_ref()?.to_string()))).collect())
+}
+
+/// UUIDs of simulated GPUs, in the order of their indices.
+fn uuids_in(hardware: &Hardware) -> Vec<String> {
+    hardware.machine().gpus().iter().filter_map(|gpu| Some(gpu.uuid.as_ref()?.to_string())).collect()
 }
 
 pub(super) async fn cordoned_gpu_is_withheld_until_uncordoned(bed: &Bed) -> Result<()> {
@@ -191,8 +197,7 @@ pub(super) async fn remediation_rule_acts_once_within_limits(bed: &Bed) -> Resul
     let node = cluster.nodes()[2].name();
     let mut hardware =
         Hardware::install_in(cluster.node(node)?, &gantry::machine_file("a40-8x-bridged"), "ruled")?;
-    let uuids: Vec<String> =
-        hardware.machine().gpus().iter().filter_map(|gpu| Some(gpu.uuid.as_ref()?.to_string())).collect();
+    let uuids = uuids_in(&hardware);
     gpus.serve(cluster, node, Some(&hardware), &[], &[(GPU_RESOURCE, 8)]).await?;
     let pods = bed.namespace("e2e-remediation").await?;
     let worker = replicated(bed, "e2e-remediation", &chosen("worker", GPU_RESOURCE, 1, node)?).await?;
@@ -247,6 +252,117 @@ pub(super) async fn remediation_rule_acts_once_within_limits(bed: &Bed) -> Resul
     withdraw_rules(bed, node).await?;
     cluster.kubectl(&["annotate", "gpunode", node, "gantry.dev/lift-quarantine=all"]).await?;
     outcome
+}
+
+/// A rule resets the GPU of a running pod: without the manifest of the right nothing is done; then the GPU is drained, reset
+/// by a Job that outlives a leader, and returned. A reset that the driver refuses leaves the GPU cordoned, and the
+/// operator's cordon stays after a reset. The driver's nvidia-smi is a script.
+pub(super) async fn rule_resets_a_gpu_by_a_job(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let node = &cluster.nodes()[2];
+    let mut hardware = Hardware::install_in(node, &gantry::machine_file("a40-8x-bridged"), "reset")?;
+    gpus.serve(cluster, node.name(), Some(&hardware), &[], &[(GPU_RESOURCE, 8)]).await?;
+    cluster.import_gantry(&gantry::binary().context("no gantry beside this test")?).await?;
+    node.exec(&["mount", "-t", "tmpfs", "tmpfs", SMI_FOLDER]).await?;
+    let with_rules = apply_rules(bed, RESET_RULES).await?;
+    let outcome = resets(bed, node, &mut hardware, &with_rules).await;
+    // What the operator looks at first.
+    let state = cluster.kubectl(&["-n", NAMESPACE, "get", "pods,jobs", "-o", "wide"]).await?;
+    node.exec(&["umount", SMI_FOLDER]).await?;
+    withdraw_rules(bed, node.name()).await?;
+    cluster.kubectl(&["delete", "--ignore-not-found", "-f", &reset_right()]).await?;
+    cluster.kubectl(&["-n", NAMESPACE, "delete", "jobs,pods", "--all", "--now"]).await?;
+    for gpu in uuids_in(&hardware) {
+        succeeds(bed, &["uncordon", "gpu", &gpu]).await?;
+    }
+    let lift = ["annotate", "gpunode", node.name(), "gantry.dev/lift-quarantine=all", "--overwrite"];
+    cluster.kubectl(&lift).await?;
+    outcome.context(state)
+}
+
+/// Where the driver's nvidia-smi is searched first.
+const SMI_FOLDER: &str = "/usr/local/sbin";
+
+/// Gives the node a driver whose nvidia-smi runs these lines.
+async fn write_smi(node: &NodeSandbox, lines: &str) -> Result<()> {
+    let path = format!("{SMI_FOLDER}/nvidia-smi");
+    let script = format!("cat > {path} && chmod 755 {path}");
+    node.sandbox().exec_with_input(&["sh", "-c", &script], &format!("#!/bin/sh\n{lines}\n")).await?;
+    Ok(())
+}
+
+async fn resets(bed: &Bed, node: &NodeSandbox, hardware: &mut Hardware, with_rules: &[String]) -> Result<()> {
+    let cluster = bed.cluster();
+    let about = ("Node", node.name(), None);
+    let uuids = uuids_in(hardware);
+    // The daemons of the scenarios are processes; this pod has their image.
+    let plugin = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "plugin", "namespace": NAMESPACE, "labels": {"app.kubernetes.io/part-of": "gantry"}},
+        "spec": {"nodeName": node.name(), "restartPolicy": "Never", "containers": [{
+            "name": "plugin", "image": format!("gantry:{}", env!("CARGO_PKG_VERSION")), "args": ["--version"],
+        }]},
+    });
+    cluster.kubectl_with_input(&["create", "-f", "-"], &plugin.to_string()).await?;
+    let pods = bed.namespace("e2e-reset").await?;
+    let worker = replicated(bed, "e2e-reset", &chosen("worker", GPU_RESOURCE, 1, node.name())?).await?;
+    let held = pods::seen(cluster, &worker, "main").await?;
+    let held = uuids.iter().position(|uuid| held.contains(uuid)).context("a GPU")?;
+    let [refused, kept] = [2, 4].map(|step| (held + step) % uuids.len());
+    let api = Api::<GpuNode>::all(bed.client());
+    let cordoned = async |gpu: &str| -> Result<Option<String>> {
+        let annotations = api.get(node.name()).await?.metadata.annotations;
+        let cordons = Cordons::of(annotations.as_ref());
+        Ok(cordons.iter().find(|(known, _)| known.as_str() == gpu).map(|(_, cordon)| cordon.to_string()))
+    };
+    let jobs = async || cluster.kubectl(&["-n", NAMESPACE, "get", "jobs", "-o", "name"]).await;
+
+    hardware.controller().raise_xid(u8::try_from(held)?, 48)?;
+    let lacks = [uuids[held].as_str(), "lacks the rights of remediation-reset.yaml"];
+    views::event(bed, "default", about, "RemediationHeldBack", &lacks).await?;
+    ensure!(cordoned(&uuids[held]).await?.is_none(), "something was done");
+
+    write_smi(node, "sleep 8; echo \"$@\" >> /run/resets; echo was successfully reset").await?;
+    cluster.kubectl(&["apply", "-f", &reset_right()]).await?;
+    let resetting = [uuids[held].as_str(), "the Job", "resets it"];
+    views::event(bed, "default", about, "RemediationApplied", &resetting).await?;
+    let another = replica(&pods, worker.metadata.uid.as_deref()).await?;
+    ensure!(!pods::seen(cluster, &another, "main").await?.contains(&uuids[held]), "it has the GPU again");
+    restart_extender(bed, with_rules).await?;
+    let healthy = [uuids[held].as_str(), "healthy and uncordoned"];
+    views::event(bed, "default", about, "RemediationReset", &healthy).await?;
+    ensure!(cordoned(&uuids[held]).await?.is_none(), "the GPU is cordoned");
+    let resets = node.exec(&["cat", "/run/resets"]).await?;
+    ensure!(resets == format!("--gpu-reset -i {}\n", uuids[held]), "{resets}");
+    ensure!(jobs().await?.lines().count() == 1, "{}", jobs().await?);
+    let evidence = succeeds(bed, &["evidence", "gpu", &uuids[held]]).await?;
+    ensure!(evidence.contains("reset after a fault; once"), "{evidence}");
+
+    write_smi(node, "echo GPU is in use by another process; exit 3").await?;
+    hardware.controller().raise_xid(u8::try_from(refused)?, 48)?;
+    let why = [uuids[refused].as_str(), "was not reset", "in use by another process"];
+    views::event(bed, "default", about, "RemediationResetFailed", &why).await?;
+    let cordon = cordoned(&uuids[refused]).await?;
+    ensure!(cordon.as_deref() == Some("cordoned by gantry-extender: rule double-bit: Xid 48"), "{cordon:?}");
+
+    write_smi(node, "echo was successfully reset").await?;
+    succeeds(bed, &["cordon", "gpu", &uuids[kept], "--reason", "the fan fails"]).await?;
+    hardware.controller().raise_xid(u8::try_from(kept)?, 48)?;
+    let stays = [uuids[kept].as_str(), "it stays cordoned by", "the fan fails"];
+    views::event(bed, "default", about, "RemediationReset", &stays).await?;
+
+    let left = ["-n", NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/name=gantry-reset", "-o", "name"];
+    let left = cluster.kubectl(&left).await?;
+    ensure!(left.is_empty(), "{left}");
+    let annotations = api.get(node.name()).await?.metadata.annotations.unwrap_or_default();
+    ensure!(!annotations.contains_key("gantry.dev/nvml-closed-until"), "{annotations:?}");
+    views::Metrics::settled(
+        bed,
+        &[("remediation_resets_total{rule=\"double-bit\",result=\"refused\"}", 1.0)],
+    )
+    .await?;
+    Ok(())
 }
 
 pub(super) async fn rules_mark_the_node_while_faults_last(bed: &Bed) -> Result<()> {
@@ -335,6 +451,11 @@ fn right() -> String {
     manifests().join("extender-remediation.yaml").display().to_string()
 }
 
+/// The manifest of the right to reset GPUs.
+fn reset_right() -> String {
+    manifests().join("remediation-reset.yaml").display().to_string()
+}
+
 /// A ReplicaSet with one pod, which runs.
 async fn replicated(bed: &Bed, namespace: &str, pod: &Pod) -> Result<Pod> {
     let labels = serde_json::json!({"app": "worker"});
@@ -376,6 +497,17 @@ rules:
   match: {causes: [xid-fatal, xid-resettable, xid-mig-instance]}
   action: reboot
   dryRun: true
+";
+
+/// A rule that resets.
+const RESET_RULES: &str = "
+version: v1
+dryRun: false
+limits: {nodes: 100%, gpus: 100%}
+rules:
+- name: double-bit
+  match: {xids: [48]}
+  action: reset
 ";
 
 /// Rules that mark the Node.

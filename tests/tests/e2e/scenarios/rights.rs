@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use gantry_api::names::RESET;
 use gantry_e2e::gantry::{EXTENDER, NAMESPACE, PLUGIN, manifests};
 use gantry_e2e::{Cluster, until};
 use http::{Method, Request};
@@ -42,6 +43,12 @@ impl<'a> Account<'a> {
 
     fn extender(cluster: &'a Cluster) -> Self {
         let user = format!("system:serviceaccount:{NAMESPACE}:{EXTENDER}");
+        Self { cluster, user, groups: &[], node: None }
+    }
+
+    /// The account of the Jobs that reset GPUs.
+    fn reset(cluster: &'a Cluster) -> Self {
+        let user = format!("system:serviceaccount:{NAMESPACE}:{RESET}");
         Self { cluster, user, groups: &[], node: None }
     }
 
@@ -91,7 +98,8 @@ fn refused<T>(why: &str, what: impl std::fmt::Display, answer: Result<T>) -> Res
 fn changed(base: &Value, pointer: &str, value: Value) -> Result<Value> {
     let mut object = base.clone();
     let (parent, field) = pointer.rsplit_once('/').context("a pointer")?;
-    object.pointer_mut(parent).context("no parent")?[field] = value;
+    let parent = object.pointer_mut(parent).context("no parent")?;
+    parent[field.replace("~1", "/").as_str()] = value;
     Ok(object)
 }
 
@@ -464,6 +472,210 @@ pub(super) async fn daemons_report_missing_policies(bed: &Bed) -> Result<()> {
     restart().await?;
     reports(node.sandbox(), 9410, "gantry_plugin_missing_policies 0").await?;
     reports(cluster.control(), 8011, "gantry_extender_missing_policies 0").await
+}
+
+/// The extender creates Jobs of the template and no others, and such a Job only the pod that resets and the changes of a
+/// GpuNode that it needs.
+pub(super) async fn resets_are_narrowed_to_the_template(bed: &Bed) -> Result<()> {
+    let cluster = bed.cluster();
+    let manifest = manifests().join("remediation-reset.yaml").display().to_string();
+    let template = cluster.kubectl(&["apply", "-f", &manifest, "-o", "json"]).await?;
+    let outcome = async {
+        let applied: Value = serde_json::from_str(&template)?;
+        let applied = applied["items"].as_array().context("objects")?.iter();
+        let template =
+            applied.clone().find(|object| object["kind"] == "PodTemplate").context("a template")?;
+        let driver_root = "/";
+        reset_jobs(&Account::extender(cluster), &template["template"]).await?;
+        let image = template["template"]["spec"]["containers"][0]["image"].clone();
+        let node = cluster.nodes()[0].name();
+        reset_pods(&Account::reset(cluster), &image, (node, driver_root)).await?;
+        reset_gpu_nodes(&Account::reset(cluster), node).await
+    }
+    .await;
+    cluster.kubectl(&["-n", NAMESPACE, "delete", "jobs,pods", "--all", "--now"]).await?;
+    cluster.kubectl(&["delete", "-f", &manifest]).await?;
+    outcome
+}
+
+/// Waits until a new policy is followed: the request is refused with these words.
+async fn is_followed(why: &str, request: impl AsyncFn() -> Result<Value>) -> Result<()> {
+    let followed = until(format!("a refusal: {why}"), POLICY_LIMIT, async || {
+        refused(why, "the request", request().await).map_err(|error| format!("{error:#}"))
+    });
+    Ok(followed.await?)
+}
+
+async fn reset_jobs(extender: &Account<'_>, template: &Value) -> Result<()> {
+    let path = format!("/apis/batch/v1/namespaces/{NAMESPACE}/jobs?dryRun=All");
+    let labels = &template["metadata"]["labels"];
+    let job = json!({
+        "apiVersion": "batch/v1", "kind": "Job",
+        "metadata": { "name": "gantry-reset-0-1", "labels": labels },
+        "spec": {
+            "backoffLimit": 0, "activeDeadlineSeconds": 600, "ttlSecondsAfterFinished": 86400,
+            "template": {
+                "metadata": { "labels": labels, "annotations": {
+                    "gantry.dev/reset-gpu": "node-1/GPU-00112233-4455-6677-8899-aabbccddeeff",
+                    "gantry.dev/reset-rule": "off-the-bus",
+                } },
+                "spec": template["spec"],
+            },
+        },
+    });
+    let (of_template, pod) = ("Jobs of the PodTemplate gantry-reset only", "/spec/template/spec");
+    let forged = changed(&job, &format!("{pod}/serviceAccountName"), json!("gantry-extender"))?;
+    is_followed(of_template, async || extender.create(&path, &forged).await).await?;
+    let mut more = template["spec"]["containers"].clone();
+    more.as_array_mut().context("containers")?.push(json!({ "name": "x", "image": "x" }));
+    let (container, annotations) = (format!("{pod}/containers/0"), "/spec/template/metadata/annotations");
+    let two_annotations = "must have the annotations gantry.dev/reset-gpu and gantry.dev/reset-rule";
+    let once = "must run one pod once";
+    for (pointer, value, why) in [
+        (format!("{container}/image"), json!("busybox"), of_template),
+        (format!("{container}/args"), json!(["reset-device", "GPU-a"]), of_template),
+        (format!("{container}/command"), json!(["sh"]), of_template),
+        (format!("{container}/env"), json!([]), of_template),
+        (format!("{container}/securityContext"), json!({ "privileged": true }), of_template),
+        (format!("{pod}/containers"), more, of_template),
+        (format!("{pod}/hostPID"), json!(true), of_template),
+        (format!("{pod}/nodeName"), json!("node-1"), of_template),
+        (format!("{pod}/volumes"), json!([{ "name": "x", "hostPath": { "path": "/" } }]), of_template),
+        ("/spec/template/metadata/labels/a".to_owned(), json!("b"), "the labels of the PodTemplate"),
+        (format!("{annotations}/a"), json!("b"), two_annotations),
+        (format!("{annotations}/gantry.dev~1reset-gpu"), json!("--kubeconfig=/x"), two_annotations),
+        (format!("{annotations}/gantry.dev~1reset-gpu"), json!("node-1/GPU-0 x"), two_annotations),
+        (format!("{annotations}/gantry.dev~1reset-rule"), json!("-a"), two_annotations),
+        (format!("{annotations}/gantry.dev~1reset-rule"), Value::Null, two_annotations),
+        ("/metadata/name".to_owned(), json!("another"), "a name that begins with gantry-reset-"),
+        ("/spec/parallelism".to_owned(), json!(2), once),
+        ("/spec/backoffLimit".to_owned(), json!(6), once),
+        ("/spec/activeDeadlineSeconds".to_owned(), json!(601), once),
+        ("/spec/ttlSecondsAfterFinished".to_owned(), Value::Null, once),
+    ] {
+        let forged = changed(&job, &pointer, value)?;
+        refused(why, &pointer, extender.create(&path, &forged).await)?;
+    }
+    extender.create(&path, &job).await.context("a Job of the template")?;
+    let other = "/apis/batch/v1/namespaces/default/jobs?dryRun=All";
+    refused("cannot create resource", "another namespace", extender.create(other, &job).await)?;
+    let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All");
+    let pod =
+        json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "x" }, "spec": template["spec"] });
+    refused("cannot create resource", "a pod", extender.create(&pods, &pod).await)
+}
+
+async fn reset_pods(reset: &Account<'_>, image: &Value, (node, root): (&str, &str)) -> Result<()> {
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All");
+    // As `gantry reset gpu` makes it.
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": "gantry-reset-0",
+            "labels": { "app.kubernetes.io/name": "gantry-reset", "app.kubernetes.io/part-of": "gantry" },
+        },
+        "spec": {
+            "nodeName": node, "restartPolicy": "Never", "activeDeadlineSeconds": 120,
+            "automountServiceAccountToken": false, "tolerations": [{ "operator": "Exists" }],
+            "containers": [{
+                "name": "reset", "image": image, "args": ["reset-device", "--driver-root", "/driver-root", "GPU-0"],
+                "securityContext": { "privileged": true, "runAsUser": 0 },
+                "volumeMounts": [{ "name": "driver-root", "mountPath": "/driver-root" }],
+            }],
+            "volumes": [{ "name": "driver-root", "hostPath": { "path": root } }],
+        },
+    });
+    let (image, args) = ("one container with the image", "must run reset-device");
+    let forged = changed(&pod, "/spec/containers/0/image", json!("busybox"))?;
+    is_followed(image, async || reset.create(&path, &forged).await).await?;
+    let two = json!([pod["spec"]["containers"][0], { "name": "x", "image": "x" }]);
+    let (plain, labels) =
+        ("no command, environment, probe or hook", "with the labels of a pod that resets only");
+    let (volume, node) = ("must mount the driver's root, and nothing else", "must name its node, run once");
+    for (pointer, value, why) in [
+        ("/metadata/name", json!("another"), labels),
+        ("/metadata/labels", json!({ "app.kubernetes.io/name": "gantry-extender" }), labels),
+        ("/spec/containers", two.clone(), image),
+        ("/spec/initContainers", json!([two[1]]), image),
+        ("/spec/containers/0/args", json!(["reset-device", "--driver-root", "/driver-root"]), args),
+        ("/spec/containers/0/args", json!(["reset-device", "--driver-root", "/driver-root", "--help"]), args),
+        ("/spec/containers/0/args", json!(["plugin", "--driver-root", "/driver-root", "GPU-0"]), args),
+        ("/spec/containers/0/command", json!(["sh"]), plain),
+        ("/spec/containers/0/env", json!([{ "name": "LD_PRELOAD", "value": "x" }]), plain),
+        ("/spec/containers/0/lifecycle", json!({ "preStop": { "exec": { "command": ["sh"] } } }), plain),
+        ("/spec/volumes/0/hostPath/path", json!("/var/lib/kubelet/pods"), volume),
+        ("/spec/containers/0/volumeMounts/0/subPath", json!("tmp"), volume),
+        ("/spec/hostPID", json!(true), node),
+        ("/spec/hostNetwork", json!(true), node),
+        // The API server adds the volume of the token.
+        ("/spec/automountServiceAccountToken", json!(true), volume),
+        ("/spec/nodeName", Value::Null, node),
+        ("/spec/restartPolicy", json!("Always"), node),
+        ("/spec/activeDeadlineSeconds", json!(601), node),
+    ] {
+        refused(why, pointer, reset.create(&path, &changed(&pod, pointer, value)?).await)?;
+    }
+    reset.create(&path, &pod).await.context("the pod that resets")?;
+    let other = "/api/v1/namespaces/default/pods?dryRun=All";
+    refused("cannot create resource", "another namespace", reset.create(other, &pod).await)?;
+    let mut plain = pods::sleeper("plain", 0)?;
+    plain.metadata.namespace = Some(NAMESPACE.to_owned());
+    let api = Api::<Pod>::namespaced(reset.cluster.client(), NAMESPACE);
+    api.create(&PostParams::default(), &plain).await?;
+    let plain = format!("/api/v1/namespaces/{NAMESPACE}/pods/plain");
+    is_followed("may delete pods that reset only", async || reset.delete(&plain).await).await
+}
+
+async fn reset_gpu_nodes(reset: &Account<'_>, node: &str) -> Result<()> {
+    let cluster = reset.cluster;
+    let object = json!({
+        "apiVersion": "gantry.dev/v1alpha1", "kind": "GpuNode", "metadata": { "name": "e2e-reset" },
+        "spec": { "machine": { "gpus": [], "paths": [] } },
+    });
+    cluster.kubectl_with_input(&["create", "-f", "-"], &object.to_string()).await?;
+    let outcome = async {
+        let path = format!("{GPU_NODES}/e2e-reset");
+        let of_rule = r#"{"reason":"rule r: Xid 48","by":"gantry-extender"}"#;
+        let of_alice = r#"{"reason":"\"by\":\"gantry-extender\"","by":"alice"}"#;
+        for (gpu, value) in
+            [("a", of_rule), ("b", of_alice), ("c", "the fan fails"), ("d", r#"x "by":"gantry-extender""#)]
+        {
+            let cordon = format!("gantry.dev/cordon-GPU-{gpu}={value}");
+            cluster.kubectl(&["annotate", "gpunode", "e2e-reset", &cordon]).await?;
+        }
+        let set = |name: &str, value: Value| json!({ "metadata": { "annotations": { name: value } } });
+        let forged = set("gantry.dev/remediation", json!("x"));
+        let two = "gantry.dev/nvml-closed-until and gantry.dev/lift-quarantine of a GpuNode only";
+        is_followed(two, async || reset.patch(&path, &forged).await).await?;
+        let removed = "may remove cordons of rules of remediation";
+        for (change, why) in [
+            (set("gantry.dev/cordon-GPU-e", json!("x")), two),
+            (set("gantry.dev/cordon-GPU-a", json!("x")), two),
+            (set("gantry.dev/cordon-GPU-b", Value::Null), removed),
+            (set("gantry.dev/cordon-GPU-c", Value::Null), removed),
+            (set("gantry.dev/cordon-GPU-d", Value::Null), removed),
+            (json!({ "metadata": { "labels": { "a": "b" } } }), "annotations of a GpuNode, and nothing else"),
+            (json!({ "spec": { "machine": { "name": "x" } } }), "annotations of a GpuNode, and nothing else"),
+        ] {
+            refused(why, &change, reset.patch(&path, &change).await)?;
+        }
+        for change in [
+            set("gantry.dev/nvml-closed-until", json!("2026-01-01T00:00:00Z")),
+            set("gantry.dev/nvml-closed-until", Value::Null),
+            set("gantry.dev/lift-quarantine", json!("GPU-a")),
+            set("gantry.dev/cordon-GPU-a", Value::Null),
+        ] {
+            reset.patch(&path, &change).await.with_context(|| change.to_string())?;
+        }
+        let status = json!({ "status": { "devices": [] } });
+        let denied = reset.patch(&format!("{path}/status"), &status).await;
+        refused("cannot patch resource", "its status", denied)?;
+        let node_path = format!("/api/v1/nodes/{node}");
+        refused("cannot patch resource", "a Node", reset.patch(&node_path, &set("a", json!("b"))).await)
+    }
+    .await;
+    cluster.kubectl(&["delete", "gpunode", "e2e-reset"]).await?;
+    outcome
 }
 
 /// What the kustomization leaves to the operator is valid, too.
