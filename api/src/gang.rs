@@ -225,7 +225,8 @@ pub struct GangStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<Decision>,
     /// `Valid`, `Reserved` and `Bound`. `Spares` if the gang asks for any. `AmbiguousMembership` if several integrations name the pods. `Blocked` while a
-    /// permission is missing, or a disruption budget protects pods that have to be evicted.
+    /// permission is missing, or a disruption budget protects pods that have to be evicted. `MembersSlow` while members
+    /// run slower than the rest.
     #[serde(default)]
     pub conditions: Vec<Condition>,
 }

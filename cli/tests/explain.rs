@@ -288,6 +288,38 @@ async fn reserved_gang_is_not_in_the_queue() {
     assert!(text.contains("reservations not shown here are held for gang(s) default/train\n"), "{text}");
 }
 
+/// The training is slow because one member is: the Gang object says which, also while no extender runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn gang_report_names_slow_members() {
+    let stage = Stage::start().await;
+    for rank in 0..2 {
+        create(&stage.pods, member(&format!("train-{rank}"), 2, Some(["a", "b"][rank]), "train", 2)).await;
+    }
+    let message = "train-1: GPU 4 of b runs at 60 % of its highest clock, the other members at 90 %; limited by thermal";
+    let condition = |status: &str| {
+        json!([{"type": "MembersSlow", "status": status, "reason": "MemberSlow", "message": message,
+            "lastTransitionTime": "2026-11-02T10:00:00Z"}])
+    };
+    let words =
+        json!({"reason": "Bound", "message": "2 of 2 members are bound", "conditions": condition("True")});
+    stage.says("train", "Bound", words).await;
+    let (_, text) = stage.see(&["gang", "train"]).await;
+    let head: Vec<&str> = text.lines().take(3).collect();
+    insta::assert_snapshot!(head.join("\n"), @r"
+    gang default/train: Bound
+    the extender reports: Bound: 2 of 2 members are bound
+      slow: train-1: GPU 4 of b runs at 60 % of its highest clock, the other members at 90 %; limited by thermal
+    ");
+    let (_, json) = stage.see(&["gang", "train", "-o", "json"]).await;
+    let report: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(report["said"]["slow_members"], message, "{json}");
+    let words = json!({"conditions": condition("False")});
+    let status = Patch::Merge(json!({"status": words}));
+    stage.gangs.patch_status("train", &PatchParams::default(), &status).await.unwrap();
+    let (_, text) = stage.see(&["gang", "train"]).await;
+    assert!(!text.contains("slow"), "{text}");
+}
+
 /// A place in a decision: GPUs of a node, and the pod that has it.
 fn slot(node: &str, gpus: std::ops::Range<u32>, pod: Option<&Pod>) -> Value {
     let ids: Vec<String> = gpus.map(|index| format!("GPU-{node}-{index}")).collect();

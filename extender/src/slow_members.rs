@@ -1,5 +1,6 @@
 //! Slow members: names the member of a running gang with GPUs that run slower than those of the rest. All members of a
-//! training job wait for the slowest. An Event on the pod and on the Gang and a metric report it; nothing acts on it.
+//! training job wait for the slowest. An Event on the pod and on the Gang, a condition of the Gang and a metric report it;
+//! nothing acts on it.
 //!
 //! `compare` is pure and decides; `clocks` keeps what GpuNodes report.
 
@@ -41,29 +42,62 @@ pub(crate) struct SlowMemberSettings {
 /// A gang and the member of it.
 type MemberKey = (Arc<GangKey>, PodUid);
 
-/// Members that are slow now, each with the time since when and whether it is named.
+/// A member that is slow now.
+#[derive(Debug)]
+struct SlowMember {
+    since: Instant,
+    /// Its pod and why it is slow, as it was named. Clocks that change a little do not change the text.
+    named: Option<Arc<str>>,
+}
+
+/// Members that are slow now.
 #[derive(Debug, Default)]
-struct SlowSince(BTreeMap<MemberKey, (Instant, bool)>);
+struct SlowSince(BTreeMap<MemberKey, SlowMember>);
 
 impl SlowSince {
-    /// Records the members that are slow now. Returns those that are to be named now.
-    fn record(&mut self, slow: &BTreeSet<MemberKey>, now: Instant, after: Duration) -> BTreeSet<MemberKey> {
-        self.0.retain(|key, _| slow.contains(key));
+    /// Records the members that are slow now, each with its text. Returns those that are to be named now.
+    fn record(
+        &mut self,
+        slow: &BTreeMap<MemberKey, Arc<str>>,
+        now: Instant,
+        after: Duration,
+    ) -> BTreeSet<MemberKey> {
+        self.0.retain(|key, _| slow.contains_key(key));
         let mut due = BTreeSet::new();
-        for key in slow {
-            let (since, is_named) = self.0.entry(key.clone()).or_insert((now, false));
-            if !*is_named && now.duration_since(*since) >= after {
-                *is_named = true;
+        for (key, text) in slow {
+            let member = self.0.entry(key.clone()).or_insert(SlowMember { since: now, named: None });
+            if member.named.is_none() && now.duration_since(member.since) >= after {
+                member.named = Some(Arc::clone(text));
                 due.insert(key.clone());
             }
         }
         due
     }
 
+    /// What the condition of each gang with named members states.
+    fn of_gangs(&self) -> BTreeMap<Arc<GangKey>, Arc<str>> {
+        let mut all: BTreeMap<Arc<GangKey>, Vec<Arc<str>>> = BTreeMap::new();
+        for ((gang, _), member) in &self.0 {
+            let named = member.named.iter().cloned();
+            named.for_each(|text| all.entry(Arc::clone(gang)).or_default().push(text));
+        }
+        let text = |mut members: Vec<Arc<str>>| -> Arc<str> {
+            members.sort();
+            let more = members.len().saturating_sub(1);
+            let first = members.first().map_or("", |text| text);
+            match more {
+                0 => first.into(),
+                1 => format!("{first}; and 1 more member").into(),
+                _ => format!("{first}; and {more} more members").into(),
+            }
+        };
+        all.into_iter().map(|(gang, members)| (gang, text(members))).collect()
+    }
+
     /// Named members, by namespace.
     fn named(&self) -> BTreeMap<Arc<str>, usize> {
         let mut counts = BTreeMap::new();
-        for ((gang, _), _) in self.0.iter().filter(|(_, (_, is_named))| *is_named) {
+        for ((gang, _), _) in self.0.iter().filter(|(_, member)| member.named.is_some()) {
             *counts.entry(Arc::clone(&gang.namespace)).or_default() += 1;
         }
         counts
@@ -85,6 +119,7 @@ pub(crate) async fn run(
     until: CancellationToken,
 ) {
     let mut known = SlowSince::default();
+    let mut published = BTreeMap::new();
     while until.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_some() {
         let gangs = members(&store, &settings.clocks);
         let mut slow = BTreeMap::new();
@@ -97,16 +132,35 @@ pub(crate) async fn run(
                 }
             }
         }
-        let due = known.record(&slow.keys().cloned().collect(), Instant::now(), settings.after);
+        let text = |(key, (pod, why)): (&MemberKey, &(&Arc<PodFacts>, Slow<'_>))| {
+            (key.clone(), Arc::from(format!("{}: {why}", pod.name)))
+        };
+        let due = known.record(&slow.iter().map(text).collect(), Instant::now(), settings.after);
         for key in due {
             if let Some((pod, slow_member)) = slow.get(&key) {
                 report(&events, &key.0, pod, slow_member);
             }
         }
         metrics.slow_members(&known.named());
+        publish(&store, &mut published, known.of_gangs());
     }
     // The next leader counts them.
     metrics.slow_members(&BTreeMap::new());
+}
+
+/// Writes changes into the conditions of gangs.
+fn publish(
+    store: &Store,
+    published: &mut BTreeMap<Arc<GangKey>, Arc<str>>,
+    now: BTreeMap<Arc<GangKey>, Arc<str>>,
+) {
+    let ended = published.keys().filter(|gang| !now.contains_key(*gang)).map(|gang| (gang, None));
+    let changed = now.iter().filter(|(gang, text)| published.get(*gang) != Some(text));
+    let changed = changed.map(|(gang, text)| (gang, Some(Arc::clone(text))));
+    for (gang, members) in ended.chain(changed) {
+        store.update(|index| index.members_slow(gang, members));
+    }
+    *published = now;
 }
 
 fn report(events: &Events, gang: &GangKey, pod: &PodFacts, slow: &Slow<'_>) {

@@ -30,7 +30,7 @@ pub(crate) enum Answer {
 }
 
 /// The reads of every run: a name, and the path below which the object or list is. `{}` is the namespace of Gantry.
-const READS: [(&str, &str); 20] = [
+const READS: [(&str, &str); 21] = [
     ("version", "/version"),
     ("crd-gpunodes", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.gantry.dev"),
     ("crd-gangs", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gangs.gantry.dev"),
@@ -40,6 +40,7 @@ const READS: [(&str, &str); 20] = [
     ("deployments", "/apis/apps/v1/namespaces/{}/deployments"),
     ("nodes", "/api/v1/nodes"),
     ("gpunodes", "/apis/gantry.dev/v1alpha1/gpunodes"),
+    ("gangs", "/apis/gantry.dev/v1alpha1/gangs"),
     ("own-pods", "/api/v1/namespaces/{}/pods"),
     ("mount-events", "/api/v1/namespaces/{}/events?fieldSelector=reason%3DFailedMount"),
     ("leases", "/apis/coordination.k8s.io/v1/namespaces/{}/leases"),

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantry_api::names::{
     EXTENDER, EXTENDER_POLICIES, GPU_RESOURCE, GRANT_ANNOTATION, PLUGIN, PLUGIN_POLICIES,
 };
+use gantry_gang::protocol::MEMBERS_SLOW;
 use k8s_openapi::ByteString;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
@@ -69,7 +70,7 @@ struct Facts<'a> {
 type Check = (&'static str, fn(&Facts<'_>) -> Finding);
 
 /// Every check, in the order in which one problem explains the next.
-const CHECKS: [Check; 21] = [
+const CHECKS: [Check; 22] = [
     ("kubernetes", kubernetes),
     ("crds", crds),
     ("policies", policies),
@@ -91,6 +92,7 @@ const CHECKS: [Check; 21] = [
     ("clocks", clocks),
     ("metrics", metrics),
     ("memory", memory),
+    ("slow-members", slow_members),
 ];
 
 /// Kubernetes before this has no admission policies.
@@ -769,6 +771,31 @@ fn metrics(facts: &Facts<'_>) -> Finding {
         ),
         _ => Ok(format!("{monitors} monitors; {allowed} namespaces may read metrics")),
     }
+}
+
+/// Members of gangs that run slower than the rest, as the conditions of Gangs have them.
+fn slow_members(facts: &Facts<'_>) -> Finding {
+    let condition = |gang: &Value| {
+        let conditions = gang["status"]["conditions"].as_array()?;
+        let holds = |known: &&Value| known["type"] == MEMBERS_SLOW && known["status"] == "True";
+        let found = conditions.iter().find(holds)?;
+        let space = gang["metadata"]["namespace"].as_str().unwrap_or_default();
+        let message = found["message"].as_str().unwrap_or_default();
+        Some((format!("{space}/{}", name(gang)), message.to_owned()))
+    };
+    let slow: Vec<(String, String)> = facts.list("gangs")?.iter().filter_map(condition).collect();
+    let Some((gang, message)) = slow.first() else {
+        return Ok("no member of a gang runs slower than the rest".to_owned());
+    };
+    let more = match slow.len() {
+        1 => String::new(),
+        2 => "; and 1 more gang".to_owned(),
+        all => format!("; and {} more gangs", all - 1),
+    };
+    warn(
+        format!("gang {gang} has a slow member: {message}{more}"),
+        "kubectl get gangs -A; see docs/gangs-operations.md#what-to-do-about-a-slow-member",
+    )
 }
 
 fn memory(facts: &Facts<'_>) -> Finding {

@@ -81,6 +81,9 @@ fn said_of(out: &mut String, said: &Said) {
     if let Some(why) = said.hindered.as_ref().filter(|why| **why != said.message) {
         line(out, &format!("  blocked: {why}"));
     }
+    if let Some(members) = &said.slow_members {
+        line(out, &format!("  slow: {members}"));
+    }
     match said.failed_attempts {
         0 => {}
         1 => line(out, "  1 failed attempt"),

@@ -50,7 +50,7 @@ pub(super) fn follow(reset: &Reset, job: Progress, is_wanted: bool, now: i64) ->
 }
 
 /// What is known of a GPU that is to be reset.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Drained {
     /// The rule and the cordon are there.
     pub(super) is_wanted: bool,

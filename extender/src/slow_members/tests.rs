@@ -21,7 +21,7 @@ fn member_is_named_once_after_a_while() {
     let mut known = SlowSince::default();
     let start = Instant::now();
     let mut at = |seconds: u64, slow: &[&str]| {
-        let slow = slow.iter().map(|pod| key(pod)).collect();
+        let slow = slow.iter().map(|pod| (key(pod), Arc::from(format!("{pod}: {seconds}")))).collect();
         let due = known.record(&slow, start + Duration::from_secs(seconds), after).len();
         (due, known.named().values().sum::<usize>())
     };
@@ -33,6 +33,24 @@ fn member_is_named_once_after_a_while() {
     assert_eq!(at(200, &["x", "y"]), (0, 1));
     assert_eq!(at(240, &["x"]), (1, 1));
     assert_eq!(at(250, &[]), (0, 0));
+}
+
+/// The text is that of the time when the member was named: the status of the Gang is not written for every clock.
+#[test]
+fn condition_of_gang_names_its_slow_members() {
+    let mut known = SlowSince::default();
+    let start = Instant::now();
+    let mut at = |seconds: u64, slow: &[&str]| {
+        let slow = slow.iter().map(|pod| (key(pod), Arc::from(format!("{pod}: {seconds}")))).collect();
+        known.record(&slow, start + Duration::from_secs(seconds), Duration::from_secs(60));
+        known.of_gangs().into_values().map(|text| text.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(at(0, &["x"]), [""; 0]);
+    assert_eq!(at(60, &["x", "y"]), ["x: 60"]);
+    assert_eq!(at(70, &["x", "y"]), ["x: 60"]);
+    assert_eq!(at(120, &["x", "y"]), ["x: 60; and 1 more member"]);
+    assert_eq!(at(130, &["y"]), ["y: 120"]);
+    assert_eq!(at(140, &[]), [""; 0]);
 }
 
 /// Two members on one node and one on another; a pod beside them belongs to no gang.

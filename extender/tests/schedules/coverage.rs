@@ -124,6 +124,7 @@ machine_events! {
     ReleaseOrphaned,
     YieldTo,
     Blocked,
+    MembersSlow,
     SchedulerMessage,
 }
 
@@ -194,8 +195,8 @@ const RARE: &[&str] = &[
     "Degraded -> Queued",
     "Degraded -> Bound",
 ];
-/// What needs something that is not simulated (README.md): permissions that are missing.
-const NEVER: &[&str] = &["GangEvent::Blocked"];
+/// What needs something that is not simulated (README.md): permissions that are missing, and clocks of GPUs.
+const NEVER: &[&str] = &["GangEvent::Blocked", "GangEvent::MembersSlow"];
 
 thread_local! {
     static HANDLED: Cell<[u64; MACHINE_EVENTS.len()]> = const { Cell::new([0; MACHINE_EVENTS.len()]) };

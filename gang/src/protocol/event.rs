@@ -121,6 +121,8 @@ pub enum GangEvent<'a> {
         /// Why, and what would help.
         why: Option<Arc<str>>,
     },
+    /// Members with GPUs that run slower than those of the rest, as a text for people; `None`: no member is slow.
+    MembersSlow { gang: &'a GangKey, members: Option<Arc<str>> },
     /// kube-scheduler reports why it does not offer nodes for a member. The text is the same while the reasons are.
     SchedulerMessage {
         /// The member.

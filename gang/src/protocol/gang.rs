@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{DecidedReservation, Decision, DeviceId, GangStatus, NodeName, PodUid};
 
-pub use self::status::BLOCKED;
+pub use self::status::{BLOCKED, MEMBERS_SLOW};
 pub use self::succession::Continuations;
 pub(super) use self::succession::End;
 use self::succession::Succession;
@@ -91,6 +91,8 @@ pub(super) struct Gang {
     continues: Option<Box<Succession>>,
     /// What keeps something from being done to its pods, and what would help.
     blockers: BTreeMap<Blocker, Arc<str>>,
+    /// Members that run slower than the rest. Nothing depends on it.
+    slow_members: Option<Arc<str>>,
 }
 
 /// How far a gang is. The phase that people see ([`gantry_api::GangPhase`]) follows from this and the members.
@@ -164,6 +166,7 @@ impl Gang {
             bound_priority: 0,
             continues: None,
             blockers: BTreeMap::new(),
+            slow_members: None,
         }
     }
 
@@ -567,6 +570,11 @@ impl Gang {
                 self.blockers.remove(&blocker);
             }
         }
+    }
+
+    /// Members that run slower than the rest.
+    pub(super) fn set_slow_members(&mut self, members: Option<Arc<str>>) {
+        self.slow_members = members;
     }
 
     pub(super) fn set_scheduler_message(&mut self, message: &Arc<str>) {

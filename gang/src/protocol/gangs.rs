@@ -253,6 +253,9 @@ impl Gangs {
             GangEvent::YieldTo { gang, to } => {
                 self.of_gang(now, gang, |gang, env| gang.yield_to(env, Arc::new(to.clone())));
             }
+            GangEvent::MembersSlow { gang, members } => {
+                self.of_gang(now, gang, |gang, _| gang.set_slow_members(members));
+            }
             GangEvent::Blocked { gang, blocker, why } => {
                 self.of_gang(now, gang, |gang, _| gang.set_blocked(blocker, why));
             }

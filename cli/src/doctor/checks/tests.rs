@@ -57,6 +57,7 @@ fn healthy() -> Answers {
             "gpunodes",
             json!([gpu_node("a", false, "nvidia.com/gpu"), gpu_node("b", true, "nvidia.com/mig-1g.5gb")]),
         ),
+        ("gangs", json!([])),
         (
             "own-pods",
             json!([
@@ -115,6 +116,30 @@ fn planted_with(check: &str, outcome: Outcome, fix: &str, config: &Value, fault:
     let advice = wrong[0].fix.clone().unwrap_or_default();
     assert!(advice.contains(fix), "{advice}");
     assert!(!wrong[0].message.is_empty());
+}
+
+/// All members of a training job wait for the slowest.
+#[test]
+fn slow_member_of_a_gang_is_a_warning() {
+    let gang = |name: &str, status: &str| {
+        let text = "train-3: GPU 4 of node-1 runs at 60 % of its highest clock, the other members at 90 %";
+        json!({"metadata": {"name": name, "namespace": "research"}, "status": {"conditions": [
+            {"type": "Bound", "status": "True", "message": "bound"},
+            {"type": "MembersSlow", "status": status, "message": text},
+        ]}})
+    };
+    planted("slow-members", Outcome::Warning, "#what-to-do-about-a-slow-member", |answers| {
+        *value(answers, "gangs") =
+            json!([gang("other", "False"), gang("train", "True"), gang("more", "True")]);
+    });
+    let mut answers = healthy();
+    *value(&mut answers, "gangs") = json!([gang("train", "True")]);
+    let reports = all(&answers, Some(&good_config()));
+    let report = reports.iter().find(|report| report.check == "slow-members").unwrap();
+    insta::assert_snapshot!(
+        report.message,
+        @"gang research/train has a slow member: train-3: GPU 4 of node-1 runs at 60 % of its highest clock, the other members at 90 %"
+    );
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use gantry_api::{GangPhase, GangStatus, Reason};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{BLOCKED, View};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use gantry_gang::protocol::{BLOCKED, MEMBERS_SLOW, View};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::Serialize;
 
 use super::{GangView, MemberView, PlaceView};
@@ -65,6 +65,9 @@ pub struct Said {
     pub failed_attempts: u32,
     /// An action that is blocked for it, and the remedy.
     pub hindered: Option<String>,
+    /// Members that run slower than the rest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slow_members: Option<String>,
 }
 
 /// The result of planning a gang now.
@@ -209,8 +212,10 @@ fn has_place(phase: GangPhase) -> bool {
 }
 
 fn said(status: &GangStatus) -> Said {
-    let mut conditions = status.conditions.iter();
-    let hindered = conditions.find(|condition| condition.type_ == BLOCKED && condition.status == "True");
+    let message = |type_: &str| {
+        let holds = |condition: &&Condition| condition.type_ == type_ && condition.status == "True";
+        status.conditions.iter().find(holds).map(|condition| condition.message.clone())
+    };
     Said {
         phase: status.phase,
         reason: status.reason,
@@ -218,7 +223,8 @@ fn said(status: &GangStatus) -> Said {
         domain: status.domain.clone(),
         rails: status.rails.clone(),
         failed_attempts: status.failed_attempts,
-        hindered: hindered.map(|condition| condition.message.clone()),
+        hindered: message(BLOCKED),
+        slow_members: message(MEMBERS_SLOW),
     }
 }
 

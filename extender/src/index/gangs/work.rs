@@ -70,6 +70,11 @@ impl Index {
         self.gangs.handle(self.now, GangEvent::Blocked { gang, blocker: what, why });
     }
 
+    /// Members of a gang run slower than the rest; `None`: none does.
+    pub fn members_slow(&mut self, gang: &GangKey, members: Option<Arc<str>>) {
+        self.gangs.handle(self.now, GangEvent::MembersSlow { gang, members });
+    }
+
     /// Whether it is known that something may not be done to pods for a gang; true of one that is over.
     pub fn is_hindered(&self, gang: &GangKey, what: Blocker) -> bool {
         self.gangs.core.view(gang).is_none_or(|view| view.is_blocked(what))

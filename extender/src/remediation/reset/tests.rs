@@ -45,11 +45,11 @@ fn job_that_is_gone_or_never_there_is_a_failure() {
 fn gpu_is_reset_once_nothing_is_in_the_way() {
     let free = Drained { is_wanted: true, ..Drained::default() };
     assert_eq!(begin(&free), Begin::Reset);
-    assert_eq!(begin(&Drained { is_wanted: false, is_held: true, ..free.clone() }), Begin::Withdraw);
-    assert_eq!(begin(&Drained { is_held: true, resets: 9, ..free.clone() }), Begin::Evict);
-    assert_eq!(begin(&Drained { resets: MAX_RESETS, is_pausing: true, ..free.clone() }), Begin::GiveUp);
-    assert_eq!(begin(&Drained { is_pausing: true, ..free.clone() }), Begin::Wait);
-    assert_eq!(begin(&Drained { is_node_busy: true, is_group_in_use: true, ..free.clone() }), Begin::Wait);
+    assert_eq!(begin(&Drained { is_wanted: false, is_held: true, ..free }), Begin::Withdraw);
+    assert_eq!(begin(&Drained { is_held: true, resets: 9, ..free }), Begin::Evict);
+    assert_eq!(begin(&Drained { resets: MAX_RESETS, is_pausing: true, ..free }), Begin::GiveUp);
+    assert_eq!(begin(&Drained { is_pausing: true, ..free }), Begin::Wait);
+    assert_eq!(begin(&Drained { is_node_busy: true, is_group_in_use: true, ..free }), Begin::Wait);
     assert_eq!(begin(&Drained { is_group_in_use: true, ..free }), Begin::HoldBack);
 }
 

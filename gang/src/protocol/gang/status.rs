@@ -36,11 +36,14 @@ const MAX_LISTED_GROUPS: usize = 4;
 /// The condition of a gang with members of the next revision of a Deployment that wait.
 const ROLLOUT: &str = "Rollout";
 
+/// The condition of a gang with members that run slower than the rest.
+pub const MEMBERS_SLOW: &str = "MembersSlow";
+
 /// Members that the status lists as bound without a reservation: the object has to stay below etcd's limit of a request.
 const MAX_UNRESERVED: usize = 1_000;
 
 /// Since when each condition is as it is.
-pub(super) type Transitions = [Option<(bool, i64)>; 10];
+pub(super) type Transitions = [Option<(bool, i64)>; 11];
 
 /// What people see of the state and the members.
 pub(super) fn phase(gang: &Gang, now: Instant) -> GangPhase {
@@ -345,6 +348,9 @@ fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition>
         tree(gang).map(|message| (COMPOSITE, true, Reason::PlacedTogether, message)),
         rollout(gang).map(|message| (ROLLOUT, true, Reason::RevisionWaits, message)),
         gang.is_awaiting().then(|| (RESERVATION_KEPT, true, Reason::OwnerRestarts, message())),
+        gang.slow_members
+            .as_ref()
+            .map(|members| (MEMBERS_SLOW, true, Reason::MemberSlow, members.to_string())),
     ];
     let mut conditions = Vec::with_capacity(all.len());
     for (since, condition) in gang.transitions.iter_mut().zip(all) {

@@ -8,7 +8,7 @@ use super::world::{World, bound, in_pod_group, key, leaving, member, membership,
 use crate::key::Integration;
 use crate::membership::OwnerFacts;
 use crate::protocol::GangEvent;
-use crate::protocol::{Answer, BindEnd, Member, Placement, Stage};
+use crate::protocol::{Answer, BindEnd, MEMBERS_SLOW, Member, Placement, Stage};
 
 /// One status as lines, but for the decision.
 fn read(world: &mut World, what: &str, out: &mut String) {
@@ -117,6 +117,28 @@ fn conditions_keep_the_time_since_when_they_are_as_they_are() {
     world.pass(50);
     world.see(member("a1", membership("a", 1)));
     assert_eq!(since(&mut world), 1_000);
+}
+
+/// All members wait for the slowest: `gantry explain gang` and `gantry doctor` read it from the object.
+#[test]
+fn slow_members_are_a_condition_until_they_are_fast() {
+    let mut world = World::new();
+    world.bound_gang("a", 1, 1);
+    let condition = |world: &mut World| {
+        let conditions = world.status("a").conditions;
+        let found = conditions.into_iter().find(|condition| condition.type_ == MEMBERS_SLOW);
+        found.map(|condition| (condition.status, condition.reason, condition.message))
+    };
+    assert_eq!(condition(&mut world), None);
+    let gang = key("a");
+    let slow =
+        |members: Option<&str>| GangEvent::MembersSlow { gang: &gang, members: members.map(Into::into) };
+    let text = "a1: GPU 4 of n1 runs at 60 % of its highest clock, the other members at 90 %";
+    world.handle(slow(Some(text)));
+    let expected = ("True".to_owned(), "MemberSlow".to_owned(), text.to_owned());
+    assert_eq!(condition(&mut world), Some(expected));
+    world.handle(slow(None));
+    assert_eq!(condition(&mut world), None);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! A member of a running gang with GPUs that run slower than those of the rest.
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::GpuNode;
 use gantry_api::names::GPU_RESOURCE;
+use gantry_api::{GangStatus, GpuNode};
 use gantry_e2e::gantry;
 use gantry_e2e::hardware::Hardware;
 use kube::Api;
@@ -48,12 +48,17 @@ pub(super) async fn slow_member_of_gang_is_named(bed: &Bed) -> Result<()> {
         views::event(bed, &scene.namespace, about, "MemberSlow", &[&slow.pod, numbers[0]]).await?;
         let series = "gang_slow_members{namespace=\"e2e-slow\"}";
         Metrics::settled(bed, &[(series, 1.0)]).await?;
+        let is_shown = |status: &GangStatus| status.conditions.iter().any(|one| one.type_ == "MembersSlow");
+        scene.status_where(&crew.name, "has a slow member", is_shown).await?;
+        let explained = views::explained(bed, &["gang", &crew.name, "-n", &scene.namespace]).await?;
+        ensure!(explained.contains(&format!("slow: {}: {}", slow.pod, numbers[0])), "{explained}");
         let status = Api::<GpuNode>::all(bed.client()).get(node).await?.status.context("a status")?;
         let clocks: Vec<u8> = status.clocks.iter().map(|clock| clock.sm_percent).collect();
         ensure!(clocks.len() == 8 && clocks.iter().filter(|clock| **clock < 100).count() == 1, "{clocks:?}");
 
         hardware.controller().update_gpu(gpu, |state| state.sm_clock = None)?;
         Metrics::settled(bed, &[(series, 0.0)]).await?;
+        scene.status_where(&crew.name, "has no slow member", |status| !is_shown(status)).await?;
         let after: Vec<_> = scene.runs(&crew).await?.into_iter().map(|stay| stay.devices).collect();
         ensure!(before == after, "a slow member was moved: {before:?}, {after:?}");
         scene.disband(&crew).await
