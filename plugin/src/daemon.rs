@@ -241,6 +241,12 @@ async fn serve_observed(
     };
     tasks.spawn(labeller.run(shutdown.clone()));
     let (pass, passed) = Inventory::channel();
+    tasks.spawn(observe::follow_health(
+        passed.clone(),
+        diagnoses.clone(),
+        Arc::clone(&observed),
+        shutdown.clone(),
+    ));
     if !args.no_cluster {
         let cluster = Cluster {
             node,

@@ -324,6 +324,41 @@ async fn list_is_sent_only_on_change() {
     assert_eq!(healths, ["Healthy", "Unhealthy"]);
 }
 
+/// The fabric manager was not started before the plugin: an operator finds that in the log and in `/readyz`.
+#[tokio::test]
+async fn fault_before_start_is_logged_and_in_readyz() {
+    let log = Log::default();
+    let _here = log.listen();
+    let mut node = Node::new(8);
+    let listen = node.listen();
+    let fault = |gpu: u8| match gpu {
+        7 => Some("Xid 79: GPU has fallen off the bus".to_owned()),
+        0 => None,
+        _ => Some("fabric not started: start nvidia-fabricmanager".to_owned()),
+    };
+    let with_faults =
+        inventory_of(8, |gpu| DeviceHealth { healthy: fault(gpu).is_none(), reason: fault(gpu) });
+    node.inventory.send_replace(Arc::new(with_faults));
+    let mut kubelet = node.kubelet();
+    node.boot();
+    kubelet.registration().await;
+    let line = "degraded: 7 of 8 GPUs unhealthy: GPUs 1, 2, 3, 4, 5, 6: fabric not started: start \
+                nvidia-fabricmanager; GPU 7: Xid 79: GPU has fallen off the bus";
+    let (code, body) = awaited(listen, "/readyz", line).await;
+    assert_eq!(code, 200, "{body}");
+    assert_eq!(log.of("unhealthy: fabric not started"), 1, "six GPUs, one line");
+    assert_eq!(log.of("unhealthy: Xid 79"), 1);
+    node.inventory.send_replace(Arc::new(support::inventory(8)));
+    let gone = async {
+        while get(listen, "/readyz").await.1.contains("GPUs unhealthy") {
+            support::probes::a_moment().await;
+        }
+    };
+    soon("the end of the faults", gone).await;
+    assert_eq!(log.of("healthy again"), 1);
+    node.stop().await;
+}
+
 /// Kubelet writes its checkpoint when it allocates and when it receives a list, not when a pod ends. Restarted with an
 /// old checkpoint, it would refuse pods that wait for the freed devices.
 #[tokio::test]

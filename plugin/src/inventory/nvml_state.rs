@@ -20,7 +20,7 @@ use crate::inventory::diagnosis::{Command, DiagnosesEnd, Lift};
 use crate::inventory::diagnosis::{Probe, ProbeFailures};
 use crate::inventory::merge::merge;
 use crate::inventory::nvml_thread::Heartbeat;
-use crate::inventory::{Diagnosis, Hardware, Settings, State, StoredFault, hardware};
+use crate::inventory::{Diagnosis, Hardware, Settings, StoredFault, hardware};
 use crate::inventory::{LayoutOutcomes, LayoutRequest};
 use crate::nvml::{CallTrace, NvmlError};
 use gantry_config::Config;
@@ -558,19 +558,13 @@ impl NvmlState {
     }
 
     fn publish_hardware(&self, hardware: Hardware) {
-        let mut before = None;
-        let hardware = Arc::new(hardware);
         self.publish.send_if_modified(|current| {
-            let changed = *current != hardware;
+            let changed = **current != hardware;
             if changed {
-                before = Some(std::mem::replace(current, Arc::clone(&hardware)));
+                *current = Arc::new(hardware);
             }
             changed
         });
-        // Logged after publishing, because each line is a system call and kubelet must not wait.
-        if let Some(before) = before {
-            log_changes(&before, &hardware);
-        }
     }
 }
 
@@ -618,23 +612,6 @@ fn links_up(machine: &Machine, at: usize) -> u8 {
         .map(|bundle| bundle.links);
     let switched = machine.gpus().get(at).and_then(|gpu| gpu.nvlink);
     direct.fold(switched.map_or(0, |ports| ports.switch_links), u8::saturating_add)
-}
-
-/// Logs every unit with changed health.
-fn log_changes(before: &Hardware, after: &Hardware) {
-    if after.state != State::Ready {
-        return;
-    }
-    for unit in &after.units {
-        let known = before.units.iter().find(|known| known.id == unit.id);
-        if known.is_none_or(|known| known.health == unit.health) {
-            continue;
-        }
-        match &unit.health.reason {
-            Some(reason) => tracing::error!(device = %unit.id, gpu = unit.gpu, "unhealthy: {reason}"),
-            None => tracing::info!(device = %unit.id, gpu = unit.gpu, "healthy again"),
-        }
-    }
 }
 
 /// The kernel's boot id; empty if unknown.

@@ -1,6 +1,7 @@
 //! Metrics, liveness and readiness for operators. Counts and texts only; nothing here changes what the daemon does.
 
 mod metrics;
+mod unhealthy;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +25,9 @@ use crate::inventory::{Diagnoses, Inventory, State};
 use crate::telemetry::Samples;
 
 pub use metrics::{AllocationOutcome, Metrics, PreferenceOutcome};
+pub use unhealthy::UnhealthyGpus;
+
+pub(crate) use unhealthy::follow_health;
 
 /// All counters and readiness, shared by the tasks.
 #[derive(Debug, Default)]
@@ -49,6 +53,8 @@ pub struct Readiness {
     pub lacks: Vec<String>,
     /// What is wrong with GPUs that are allocated nevertheless.
     pub notices: Vec<String>,
+    /// GPUs that are not allocated because of a fault. Conditions and Events of the Node name them.
+    pub unhealthy: UnhealthyGpus,
     /// What is missing before resources can be registered with kubelet.
     pub kubelet: Option<String>,
     /// Why a resource is not registered, where that is known.
@@ -295,6 +301,11 @@ impl Observed {
         self.change(|readiness| readiness.notices = notices);
     }
 
+    /// Records the GPUs with unhealthy devices.
+    pub fn unhealthy(&self, unhealthy: UnhealthyGpus) {
+        self.change(|readiness| readiness.unhealthy = unhealthy);
+    }
+
     /// Records that kubelet accepted a resource but does not read its device list.
     pub fn list_unread(&self, resource: &ResourceName) {
         self.set_registration(resource, Registration::Unread);
@@ -489,7 +500,13 @@ fn report(readiness: &Readiness, succeeds: bool) -> Result<String, String> {
     if missing.is_empty() {
         lines.push("ready".to_owned());
     }
-    lines.extend(readiness.degraded().iter().map(|line| format!("degraded: {line}")));
+    let degraded = readiness.degraded();
+    // A reason that holds for all GPUs has a line of its own.
+    let has_line = |reason: &str| {
+        readiness.nvml.as_deref() == Some(reason) || degraded.iter().any(|line| line.as_ref() == reason)
+    };
+    let unhealthy = readiness.unhealthy.line(has_line).map(Cow::from);
+    lines.extend(degraded.iter().chain(&unhealthy).map(|line| format!("degraded: {line}")));
     let text = lines.join("\n");
     if succeeds { Ok(text) } else { Err(text) }
 }
