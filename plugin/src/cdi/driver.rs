@@ -188,8 +188,8 @@ impl Driver {
     }
 }
 
-/// The libraries of the driver with its version in their names.
-const VERSIONED: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
+/// The libraries of the driver with its version in their names that a container cannot do without.
+const VERSIONED: [&str; 2] = [CUDA, "libnvidia-ml.so."];
 
 /// The driver's libraries below a root, compared with the running driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -201,32 +201,123 @@ pub enum Installed {
     Same,
     /// Libraries of other versions only.
     Other(BTreeSet<String>),
+    /// No library of any version is found any more.
+    Removed,
+    /// A driver that is installed or replaced in part: these libraries of the running version cannot be used.
+    Partial(Vec<Lacking>),
+}
+
+/// A library of the driver that cannot be used in the running version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lacking {
+    /// Its name with the running version.
+    pub name: String,
+    pub flaw: Flaw,
+    /// The other versions of it.
+    pub others: BTreeSet<String>,
+}
+
+/// Why a library cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flaw {
+    Missing,
+    /// It is a link, and the file that it leads to is missing.
+    Dangling,
+    /// It is an empty file, or none.
+    Empty,
 }
 
 impl Installed {
+    /// What this reading means after an earlier one. A root that never had a library may be one that this process does not see.
+    pub fn after(self, earlier: Option<&Self>) -> Self {
+        match (self, earlier) {
+            (Self::Nothing, Some(earlier)) if *earlier != Self::Nothing => Self::Removed,
+            (now, _) => now,
+        }
+    }
+
     /// Compares the libraries below `root` with `version`.
     pub fn of(root: &Path, version: &str) -> Self {
-        let mut others = BTreeSet::new();
         let common = COMMON_FOLDERS.iter().chain(&SPECIAL_FOLDERS).map(PathBuf::from);
         let folders: BTreeSet<PathBuf> = common.filter_map(|folder| resolve(root, &folder)).collect();
-        let has = |folder: &PathBuf, library: &&str| {
-            resolve(root, &folder.join(format!("{library}{version}"))).is_some()
-        };
+        let mut libraries = VERSIONED.map(|prefix| Search::new(prefix, version));
         let cached = std::iter::once_with(|| cached(root)).flatten();
         for folder in folders.into_iter().chain(cached) {
-            if VERSIONED.iter().any(|library| has(&folder, library)) {
+            for library in libraries.iter_mut().filter(|library| !library.found) {
+                library.look(root, &folder);
+            }
+            if libraries.iter().all(|library| library.found) {
                 return Self::Same;
             }
             // A folder of the whole system has thousands of files and is listed only if the running version is in none
             // before it.
             let names = names(root, &folder);
-            let versions = names.iter().filter_map(|name| {
-                let found = VERSIONED.iter().find_map(|library| name.strip_prefix(library))?;
-                is_version(found).then(|| found.to_owned())
-            });
-            others.extend(versions);
+            for library in &mut libraries {
+                library.note_versions(&names);
+            }
         }
-        if others.is_empty() { Self::Nothing } else { Self::Other(others) }
+        let [cuda, ..] = &libraries;
+        // Programs that compute need no NVML.
+        let are_right = cuda.found && libraries.iter().all(|library| library.found || library.is_missing());
+        let others: BTreeSet<String> =
+            libraries.iter().flat_map(|library| library.others.iter().cloned()).collect();
+        let have_trace = libraries.iter().any(|library| library.found || library.flaw.is_some());
+        match (are_right, have_trace) {
+            (true, _) => Self::Same,
+            (false, true) => Self::Partial(libraries.into_iter().filter_map(Search::lacking).collect()),
+            (false, false) if others.is_empty() => Self::Nothing,
+            (false, false) => Self::Other(others),
+        }
+    }
+}
+
+/// The search for one library of the driver.
+struct Search<'v> {
+    prefix: &'static str,
+    /// The running version.
+    version: &'v str,
+    found: bool,
+    /// Why the name of the running version cannot be used where it is.
+    flaw: Option<Flaw>,
+    others: BTreeSet<String>,
+}
+
+impl<'v> Search<'v> {
+    fn new(prefix: &'static str, version: &'v str) -> Self {
+        Self { prefix, version, found: false, flaw: None, others: BTreeSet::new() }
+    }
+
+    fn name(&self) -> String {
+        format!("{}{}", self.prefix, self.version)
+    }
+
+    /// Looks for the running version in one folder.
+    fn look(&mut self, root: &Path, folder: &Path) {
+        let path = folder.join(self.name());
+        let real = resolve(root, &path);
+        match real.and_then(|real| fs::metadata(root.join(real)).ok()) {
+            Some(facts) if facts.is_file() && facts.len() > 0 => self.found = true,
+            Some(_) => self.flaw = Some(Flaw::Empty),
+            None if fs::symlink_metadata(root.join(&path)).is_ok() => self.flaw = Some(Flaw::Dangling),
+            None => {}
+        }
+    }
+
+    /// Notes the other versions among these names.
+    fn note_versions(&mut self, names: &[String]) {
+        let versions = names.iter().filter_map(|name| name.strip_prefix(self.prefix));
+        let others = versions.filter(|version| is_version(version) && *version != self.version);
+        self.others.extend(others.map(str::to_owned));
+    }
+
+    fn is_missing(&self) -> bool {
+        !self.found && self.flaw.is_none() && self.others.is_empty()
+    }
+
+    /// What is wrong with it, if anything is.
+    fn lacking(self) -> Option<Lacking> {
+        let (name, flaw) = (self.name(), self.flaw.unwrap_or(Flaw::Missing));
+        (!self.found).then_some(Lacking { name, flaw, others: self.others })
     }
 }
 

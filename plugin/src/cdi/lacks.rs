@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::driver::Installed;
+use super::driver::{Flaw, Installed, Lacking};
 use super::host::Host;
 use super::uses_cdi;
 use crate::allocate::{Nodes, capability_node, gpu_node};
@@ -62,17 +62,43 @@ fn hands_out_nodes(config: &Config) -> bool {
     config.pass_device_specs || uses_cdi(config)
 }
 
-/// That the driver's libraries are not of the running kernel module's version: CUDA refuses to start in new containers.
+/// That the driver's libraries are not those of the running kernel module: CUDA refuses to start in new containers.
 pub(super) fn mismatch(installed: &Installed, kernel: &str) -> Option<String> {
-    let Installed::Other(versions) = installed else {
-        return None;
-    };
-    let versions: Vec<&str> = versions.iter().map(String::as_str).collect();
-    Some(format!(
-        "the driver's libraries are of {}, the kernel driver is {kernel}: drain the node and reload the kernel module, or \
-         reboot",
-        versions.join(" and ")
-    ))
+    let joined =
+        |versions: &BTreeSet<String>| versions.iter().map(String::as_str).collect::<Vec<_>>().join(" and ");
+    match installed {
+        Installed::Nothing | Installed::Same => None,
+        Installed::Other(versions) => Some(format!(
+            "the driver's libraries are of {}, the kernel driver is {kernel}: drain the node and reload the kernel module, or \
+             reboot",
+            joined(versions)
+        )),
+        Installed::Removed => Some(format!(
+            "the driver's libraries were removed, the kernel driver is {kernel}: install the libraries of {kernel} again"
+        )),
+        Installed::Partial(lacking) => {
+            let of = |lacking: &Lacking| {
+                let flaw = match lacking.flaw {
+                    Flaw::Missing => "is missing",
+                    Flaw::Dangling => "is a dangling link",
+                    Flaw::Empty => "is empty or no file",
+                };
+                let others = match lacking.others.is_empty() {
+                    true => String::new(),
+                    false => format!(" and {} is there", joined(&lacking.others)),
+                };
+                format!("{} {flaw}{others}", lacking.name)
+            };
+            let has_others = lacking.iter().any(|lacking| !lacking.others.is_empty());
+            let reload =
+                if has_others { ", or drain the node and reload the kernel module, or reboot" } else { "" };
+            Some(format!(
+                "the driver's libraries are incomplete: {}; the kernel driver is {kernel}: install the libraries of {kernel} \
+                 again{reload}",
+                lacking.iter().map(of).collect::<Vec<_>>().join(", ")
+            ))
+        }
+    }
 }
 
 /// What containers lack, for the operator. Every line is about all devices.
@@ -231,7 +257,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("usr/lib64");
         std::fs::create_dir_all(&folder).unwrap();
-        let put = |name: &str| std::fs::write(folder.join(name), "").unwrap();
+        let put = |name: &str| std::fs::write(folder.join(name), "x").unwrap();
         let now = || mismatch(&Installed::of(root.path(), "550.144.03"), "550.144.03");
         assert_eq!(Installed::of(root.path(), "550.144.03"), Installed::Nothing);
         put("libcuda.so.1");
@@ -247,5 +273,50 @@ mod tests {
         let device = &inventory().devices[0];
         let by_runtime = config(Strategy::Envvar, false);
         assert_eq!(of_device(&by_runtime, &nodes(&[]), device, Some(&text)), Some(text));
+    }
+
+    /// An upgrade that failed half way, a full disk, a package without its links.
+    #[test]
+    fn partly_replaced_driver_is_named_by_library() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("usr/lib64");
+        let text = |entries: &[(&str, &str)]| {
+            let _ = std::fs::remove_dir_all(&folder);
+            std::fs::create_dir_all(&folder).unwrap();
+            for (name, content) in entries {
+                match content.strip_prefix("-> ") {
+                    Some(target) => std::os::unix::fs::symlink(target, folder.join(name)).unwrap(),
+                    None => std::fs::write(folder.join(name), content).unwrap(),
+                }
+            }
+            mismatch(&Installed::of(root.path(), "550.144.03"), "550.144.03")
+        };
+        let (cuda, ml) = ("libcuda.so.550.144.03", "libnvidia-ml.so.550.144.03");
+        let (new_cuda, new_ml) = ("libcuda.so.550.163.01", "libnvidia-ml.so.550.163.01");
+        assert_eq!(text(&[(cuda, "x"), (ml, "x")]), None);
+        assert_eq!(text(&[(cuda, "x"), (ml, "x"), (new_cuda, "x")]), None, "both are there");
+        let cases: [(&[(&str, &str)], &str); 7] = [
+            (&[(ml, "x")], "incomplete: libcuda.so.550.144.03 is missing; the"),
+            (&[(ml, "x"), (new_cuda, "x")], "libcuda.so.550.144.03 is missing and 550.163.01 is there; the"),
+            (&[(ml, "x"), (cuda, "-> /nowhere")], "libcuda.so.550.144.03 is a dangling link; the"),
+            (&[(ml, "x"), (cuda, "")], "libcuda.so.550.144.03 is empty or no file; the"),
+            (
+                &[(cuda, "x"), (new_ml, "x")],
+                "libnvidia-ml.so.550.144.03 is missing and 550.163.01 is there; the",
+            ),
+            (
+                &[(cuda, "x"), (ml, "-> gone")],
+                "incomplete: libnvidia-ml.so.550.144.03 is a dangling link; the",
+            ),
+            (
+                &[(new_cuda, "x"), (cuda, "-> /nowhere")],
+                "is a dangling link and 550.163.01 is there, libnvidia-ml",
+            ),
+        ];
+        for (entries, part) in cases {
+            let text = text(entries).unwrap();
+            assert!(text.contains(part) && text.contains("kernel driver is 550.144.03: install"), "{text}");
+            assert_eq!(text.contains("reload the kernel module"), text.contains("is there"), "{text}");
+        }
     }
 }

@@ -87,6 +87,8 @@ struct Progress {
     problem: Option<String>,
     /// The driver's libraries, and when they were compared with the running driver.
     installed: Option<(Instant, Installed)>,
+    /// The driver root of that comparison.
+    compared_root: PathBuf,
     /// That the libraries are of another driver than the running one.
     mismatch: Option<String>,
     lacks: Vec<String>,
@@ -163,6 +165,10 @@ impl Writer {
         let Ok(installed) = tokio::task::spawn_blocking(move || Installed::of(&root, &version)).await else {
             return;
         };
+        let same_root = progress.compared_root == config.container_driver_root;
+        let earlier = progress.installed.as_ref().filter(|_| same_root).map(|(_, known)| known);
+        let installed = installed.after(earlier);
+        progress.compared_root.clone_from(&config.container_driver_root);
         if progress.installed.as_ref().is_some_and(|(_, known)| *known != installed) {
             // The files found before are not there any more.
             progress.looked = None;

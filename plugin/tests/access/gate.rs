@@ -356,23 +356,33 @@ async fn missing_node_of_one_gpu_is_its_own() {
     assert!(passed.devices[1].health.reason.as_deref().unwrap().contains("/dev/nvidia1 is missing"));
 }
 
-/// The driver's package was updated, and the kernel still runs the old module.
+/// The driver's package was updated, and the kernel still runs the old module. Then it is removed.
 #[tokio::test]
 async fn replaced_driver_files_make_devices_unhealthy() {
     for config in [Config::default(), cdi()] {
         let library = |version: &str| format!("driver/usr/lib64/libcuda.so.{version}");
-        let mut gate = Gate::start(config, vec![gpu(0)], |root| touch(root, &library("570.86.15")));
+        let put = |root: &Path, version: &str| {
+            touch(root, &library(version));
+            fs::write(root.join(library(version)), "not empty").unwrap();
+        };
+        let mut gate = Gate::start(config, vec![gpu(0)], |root| put(root, "570.86.15"));
         let healthy =
             |inventory: &Arc<Inventory>| inventory.devices.iter().all(|device| device.health.healthy);
         gate.passes(|inventory| is_ready(inventory) && healthy(inventory)).await;
-        touch(gate.root.path(), &library("570.124.06"));
+        put(gate.root.path(), "570.124.06");
         fs::remove_file(gate.root.path().join(library("570.86.15"))).unwrap();
         let passed = gate.passes(|inventory| !healthy(inventory)).await;
         let reason = passed.devices[0].health.reason.clone().unwrap();
         assert!(reason.contains("libraries are of 570.124.06, the kernel driver is 570.86.15"), "{reason}");
         gate.degrades("reload the kernel module").await;
-        touch(gate.root.path(), &library("570.86.15"));
+        put(gate.root.path(), "570.86.15");
         gate.passes(|inventory| healthy(inventory)).await;
+        for version in ["570.124.06", "570.86.15"] {
+            fs::remove_file(gate.root.path().join(library(version))).unwrap();
+        }
+        let passed = gate.passes(|inventory| !healthy(inventory)).await;
+        let reason = passed.devices[0].health.reason.clone().unwrap();
+        assert!(reason.contains("libraries were removed"), "{reason}");
     }
 }
 
