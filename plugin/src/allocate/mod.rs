@@ -19,7 +19,7 @@ use crate::cdi::{self, Class, Entries, runtime_id};
 use crate::inventory::Device;
 use crate::nccl::{self, Topology, TopologyFiles};
 
-pub use nodes::{Facts, Nodes};
+pub use nodes::{Facts, NodeFlaw, Nodes};
 pub(crate) use nodes::{IMEX_CHANNEL, capability_node, gpu_node};
 
 /// Everything that a response depends on in addition to the devices, at one moment. Its CDI names are on disk: a configuration that

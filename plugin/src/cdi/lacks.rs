@@ -6,7 +6,7 @@ use std::path::Path;
 use super::driver::{Flaw, Installed, Lacking};
 use super::host::Host;
 use super::uses_cdi;
-use crate::allocate::{Nodes, capability_node, gpu_node};
+use crate::allocate::{NodeFlaw, Nodes, capability_node, gpu_node};
 use crate::inventory::{Device, Inventory};
 use gantry_config::Config;
 
@@ -41,20 +41,48 @@ pub(super) fn of_device(
     if !hands_out_nodes(config) {
         return None;
     }
-    if let Some((name, remedy)) = REQUIRED.iter().find(|(name, _)| !nodes.has(name)) {
-        return Some(format!("/dev/{name} is missing on the node, and containers cannot use CUDA; {remedy}"));
+    if let Some((name, flaw, remedy)) = required_with_flaws(nodes).next() {
+        return Some(format!(
+            "/dev/{name} {flaw}, and containers cannot use CUDA; {}{remedy}",
+            first_step(&flaw)
+        ));
     }
-    let gpu = device.minor.map(gpu_node).filter(|name| !nodes.has(name));
-    if let Some(name) = gpu {
-        let minor = device.minor.unwrap_or_default();
-        return Some(format!("/dev/{name} is missing on the node; run nvidia-modprobe -c {minor} there"));
+    // The runtime finds the GPU by its UUID unless kubelet is to pass the nodes.
+    if device.minor.is_none() && config.pass_device_specs {
+        return Some(NO_MINOR.to_owned());
+    }
+    let of_gpu = device.minor.and_then(|minor| Some((minor, nodes.flaw(&gpu_node(minor))?)));
+    if let Some((minor, flaw)) = of_gpu {
+        return Some(format!(
+            "/dev/{} {flaw}; {}run nvidia-modprobe -c {minor} there",
+            gpu_node(minor),
+            first_step(&flaw)
+        ));
     }
     let mut caps = device.slice.iter().filter_map(|slice| slice.caps).flatten().map(capability_node);
-    let cap = caps.find(|name| !nodes.has(name))?;
+    let (cap, flaw) = caps.find_map(|name| nodes.flaw(&name).map(|flaw| (name, flaw)))?;
     Some(format!(
-        "/dev/{cap}, which opens the MIG device, is missing on the node; run nvidia-modprobe -f for its file in \
-         /proc/driver/nvidia/capabilities there"
+        "/dev/{cap}, which opens the MIG device, {flaw}; {}run nvidia-modprobe -f for its file in \
+         /proc/driver/nvidia/capabilities there",
+        first_step(&flaw)
     ))
+}
+
+/// Why no node can be handed out for a GPU without a minor number.
+pub(super) const NO_MINOR: &str = "NVML does not report the minor number of the GPU, so that its device node is unknown; \
+                                   see dmesg for NVRM and Xid; drain the GPU and run nvidia-smi --gpu-reset, or reboot the node";
+
+/// The nodes of [`REQUIRED`] with a flaw, each with the remedy.
+fn required_with_flaws(nodes: &Nodes) -> impl Iterator<Item = (&'static str, NodeFlaw, &'static str)> {
+    REQUIRED.iter().filter_map(|(name, remedy)| Some((*name, nodes.flaw(name)?, *remedy)))
+}
+
+/// What precedes the remedy: tools do not replace what is in the place of a node.
+fn first_step(flaw: &NodeFlaw) -> &'static str {
+    match flaw {
+        NodeFlaw::Missing | NodeFlaw::NoDriver(_) => "",
+        NodeFlaw::NotDevice | NodeFlaw::OtherNumbers { .. } => "remove it, and ",
+    }
 }
 
 /// Whether the node's device nodes are handed to containers by this plugin, and not by the container runtime.
@@ -113,14 +141,13 @@ pub(super) fn of_node(
     let mut lacks: Vec<String> = mismatch.map(str::to_owned).into_iter().collect();
     // A host without any node shows that the runtime keeps them elsewhere.
     let is_seen = host.nodes.starting("nvidia").next().is_some();
-    for (name, remedy) in REQUIRED.iter().filter(|(name, _)| !host.nodes.has(name)) {
+    for (name, flaw, remedy) in required_with_flaws(&host.nodes) {
+        let step = first_step(&flaw);
         if hands_out_nodes(config) {
-            lacks.push(format!(
-                "/dev/{name} is missing on the node, and containers cannot use CUDA; {remedy}"
-            ));
+            lacks.push(format!("/dev/{name} {flaw}, and containers cannot use CUDA; {step}{remedy}"));
         } else if is_seen {
             lacks.push(format!(
-                "/dev/{name} is missing on the node: containers can use CUDA only if their runtime creates it; {remedy}"
+                "/dev/{name} {flaw}: containers can use CUDA only if their runtime creates it; {step}{remedy}"
             ));
         }
     }
@@ -128,13 +155,11 @@ pub(super) fn of_node(
         let of_gpus = inventory.devices.iter().filter_map(|device| device.minor.map(gpu_node));
         let caps = inventory.devices.iter().filter_map(|device| device.slice.as_ref()?.caps);
         let wanted: BTreeSet<String> = of_gpus.chain(caps.flatten().map(capability_node)).collect();
-        let gone: Vec<String> =
-            wanted.iter().filter(|name| !host.nodes.has(name)).map(|name| format!("/dev/{name}")).collect();
-        if !gone.is_empty() {
-            lacks.push(format!(
-                "{} missing on the node: the devices behind are unhealthy; see nvidia-modprobe",
-                gone.join(", ")
-            ));
+        let flaws = wanted.iter().filter_map(|name| Some((name, host.nodes.flaw(name)?)));
+        let flaws: Vec<String> = flaws.map(|(name, flaw)| format!("/dev/{name} {flaw}")).collect();
+        if !flaws.is_empty() {
+            lacks
+                .push(format!("{}: the devices behind are unhealthy; see nvidia-modprobe", flaws.join(", ")));
         }
     }
     if bare {
@@ -219,6 +244,9 @@ mod tests {
             assert!(uvm.contains("/dev/nvidia-uvm") && uvm.contains("modprobe nvidia_uvm"), "{uvm}");
             assert!(reason(&config, &["nvidia-uvm", "nvidia3"]).unwrap().contains("/dev/nvidiactl"));
             assert!(reason(&config, &["nvidiactl", "nvidia-uvm"]).unwrap().contains("/dev/nvidia3"));
+            let unknown = Device { minor: None, ..device.clone() };
+            let without = of_device(&config, &nodes(&["nvidiactl", "nvidia-uvm"]), &unknown, None);
+            assert_eq!(without.is_some(), config.pass_device_specs, "{without:?}");
         }
         let by_runtime = config(Strategy::Envvar, false);
         assert_eq!(reason(&by_runtime, &[]), None, "the runtime creates them");

@@ -188,9 +188,9 @@ impl Writer {
             .map(|_| progress.host.driver.clone());
         if !uses_cdi(config) {
             progress.looked = None;
-            let (config, dev) = (Arc::clone(config), self.dev_root.clone());
+            let (config, dev, proc) = (Arc::clone(config), self.dev_root.clone(), self.proc_root.clone());
             // A GPU with 7 MIG devices has some 16 nodes; kubelet's calls must not wait for them.
-            let looking = tokio::task::spawn_blocking(move || host::nodes(&config, &dev));
+            let looking = tokio::task::spawn_blocking(move || host::nodes(&config, &dev).with_majors(&proc));
             if let Ok(nodes) = looking.await {
                 progress.host.nodes = nodes;
             }
@@ -200,7 +200,7 @@ impl Writer {
             progress.looked = Some((Instant::now(), Arc::clone(config), Arc::clone(&inventory.machine)));
         }
         let (config, machine) = (Arc::clone(config), Arc::clone(&inventory.machine));
-        let (dev, sys) = (self.dev_root.clone(), self.sys_root.clone());
+        let (dev, sys, proc) = (self.dev_root.clone(), self.sys_root.clone(), self.proc_root.clone());
         let looking = tokio::task::spawn_blocking(move || {
             let driver = driver.unwrap_or_else(|| {
                 let driver = host::driver(&config, &machine, &sys);
@@ -208,7 +208,9 @@ impl Writer {
                 gantry_runtime::memory::trim();
                 driver
             });
-            Host::read_with_driver(driver, &config, &machine, &dev, &sys)
+            let mut host = Host::read_with_driver(driver, &config, &machine, &dev, &sys);
+            host.nodes = host.nodes.with_majors(&proc);
+            host
         });
         // It fails only when the runtime ends.
         if let Ok(host) = looking.await {
@@ -376,11 +378,8 @@ fn usable(inventory: &Arc<Inventory>, access: &Access, mismatch: Option<&str>) -
     let by_cdi_alone = access.config.device_list_strategy.iter().all(|way: &Strategy| way.is_cdi());
     let reason = |device: &Device| {
         if by_cdi_alone && !access.entries.have(device) {
-            let reason = if device.minor.is_some() {
-                "its CDI specification is not written yet"
-            } else {
-                "its device node is unknown, so that no CDI specification can have it"
-            };
+            let is_known = device.minor.is_some();
+            let reason = if is_known { "its CDI specification is not written yet" } else { lacks::NO_MINOR };
             return Some(reason.to_owned());
         }
         lacks::of_device(&access.config, &access.nodes, device, mismatch)
