@@ -37,12 +37,12 @@ pub(super) enum ImageError {
 
 /// Checks that the file at `path` is as long as its headers say, and that its tables are written.
 pub(super) fn check(path: &Path) -> Result<(), ImageError> {
-    let mut file = File::open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
+    // Opening a FIFO waits for a writer.
+    if !std::fs::metadata(path)?.is_file() {
         return Err(ImageError::NoFile);
     }
-    let size = metadata.len();
+    let mut file = File::open(path)?;
+    let size = file.metadata()?.len();
     let mut header = [0; HEADER];
     if size < HEADER as u64 {
         return Err(ImageError::Short { size, needed: HEADER as u64 });
@@ -161,6 +161,11 @@ mod tests {
         assert!(matches!(checked(&[b'#'; 100]), Err(ImageError::NoElf)));
         assert!(matches!(check(Path::new("/dev/null")), Err(ImageError::NoFile)));
         assert!(matches!(check(Path::new("/nowhere/libnvidia-ml.so.1")), Err(ImageError::Read(_))));
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("libnvidia-ml.so.1");
+        let mode = rustix::fs::Mode::from_raw_mode(0o644);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert!(matches!(check(&fifo), Err(ImageError::NoFile)), "it has no writer");
     }
 
     #[test]
