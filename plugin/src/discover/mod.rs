@@ -19,7 +19,8 @@ use std::path::{Path, PathBuf};
 
 use gantry_topology::machine::MAX_NICS;
 use gantry_topology::{
-    Gpu, Host, Machine, MachineError, MachineParts, MigUuid, Nic, PathClass, PathMatrix, PeerRefusal,
+    Gpu, Host, Machine, MachineError, MachineParts, MigUuid, Nic, PathClass, PathMatrix, PcieAddress,
+    PeerRefusal,
 };
 
 use crate::health::{HealthChecks, Vitals};
@@ -250,8 +251,9 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
     }
     let links = (0..).zip(joints.states()).filter(|(_, states)| !states.is_empty());
     let links = links.map(|(index, states)| (index, states.to_vec())).collect();
-    let nics = nics(&sysfs, &mut warnings);
+    let mut nics = nics(&sysfs, &mut warnings);
     let paths = paths(&devices, &gpus, &nics, &sysfs, &mut warnings);
+    forget_shared_addresses(&mut nics, &gpus);
     let machine = Machine::new(MachineParts {
         name: None,
         host: read_host(nvml, &options.proc_root, &mut warnings),
@@ -286,6 +288,14 @@ fn forget_shared_minors(gpus: &mut [Gpu], warnings: &mut Warnings) {
             ));
             gpu.minor = None;
         }
+    }
+}
+
+/// Forgets the address of an RDMA device that another device has too: a function of the bus may have several RDMA devices.
+fn forget_shared_addresses(nics: &mut [Nic], gpus: &[Gpu]) {
+    let mut known: BTreeSet<PcieAddress> = gpus.iter().filter_map(|gpu| gpu.bus_id.clone()).collect();
+    for nic in nics {
+        nic.bus_id = nic.bus_id.take().filter(|address| known.insert(address.clone()));
     }
 }
 

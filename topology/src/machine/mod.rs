@@ -238,7 +238,7 @@ impl Machine {
     pub fn new(mut parts: MachineParts) -> Result<Self, MachineError> {
         check_sizes(&parts)?;
         check_gpus(&mut parts.gpus)?;
-        check_nics(&parts.nics)?;
+        check_nics(&parts.nics, &parts.gpus)?;
         normalise_bundles(&mut parts)?;
         state::normalise_refusals(&mut parts)?;
         Ok(Self(parts))
@@ -479,7 +479,9 @@ fn check_gpus(gpus: &mut [Gpu]) -> Result<(), MachineError> {
             return Err(MachineError::new(field("nvlink.version"), format!("is {version}, must be 1 to 5")));
         }
         for (other, earlier) in gpus[..position].iter().enumerate() {
-            if gpu.uuid.is_some() && gpu.uuid == earlier.uuid {
+            if let (Some(uuid), Some(known)) = (&gpu.uuid, &earlier.uuid)
+                && uuid.as_str().eq_ignore_ascii_case(known.as_str())
+            {
                 return Err(MachineError::new(field("uuid"), format!("the same as gpus[{other}].uuid")));
             }
             if gpu.bus_id.is_some() && gpu.bus_id == earlier.bus_id {
@@ -500,7 +502,7 @@ fn check_mig_uuids(gpus: &[Gpu]) -> Result<(), MachineError> {
     for (position, gpu) in gpus.iter().enumerate() {
         let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
         for compute in instances.flat_map(|instance| &instance.compute) {
-            if let Some(other) = seen.insert(&compute.uuid, position) {
+            if let Some(other) = seen.insert(compute.uuid.as_str().to_ascii_lowercase(), position) {
                 return Err(MachineError::new(
                     format!("gpus[{position}].mig"),
                     format!("{} is the UUID of another MIG device too, in gpus[{other}].mig", compute.uuid),
@@ -511,8 +513,19 @@ fn check_mig_uuids(gpus: &[Gpu]) -> Result<(), MachineError> {
     Ok(())
 }
 
-fn check_nics(nics: &[Nic]) -> Result<(), MachineError> {
+fn check_nics(nics: &[Nic], gpus: &[Gpu]) -> Result<(), MachineError> {
     for (position, nic) in nics.iter().enumerate() {
+        if let Some(bus_id) = &nic.bus_id {
+            let is_same = |other: Option<&PcieAddress>| other == Some(bus_id);
+            let of_nic = nics[..position].iter().position(|earlier| is_same(earlier.bus_id.as_ref()));
+            let of_nic = of_nic.map(|other| format!("nics[{other}]"));
+            let of_gpu = gpus.iter().position(|gpu| is_same(gpu.bus_id.as_ref()));
+            if let Some(other) = of_nic.or_else(|| of_gpu.map(|other| format!("gpus[{other}]"))) {
+                let problem =
+                    format!("is {bus_id}, the same as {other}.busId; each device has its own address");
+                return Err(MachineError::new(format!("nics[{position}].busId"), problem));
+            }
+        }
         let field = format!("nics[{position}].name");
         if nic.name.is_empty() {
             return Err(MachineError::new(field, "must not be empty"));

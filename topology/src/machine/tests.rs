@@ -46,6 +46,45 @@ fn contradiction_names_its_field() {
     );
 }
 
+/// Copied lines of a machine file: the address of a NIC, and a UUID in other case, which names the same GPU everywhere else.
+#[test]
+fn identifier_of_two_devices_is_refused_with_both() {
+    type Change = fn(&mut MachineParts);
+    let machine = |change: Change| {
+        let uuid = |text: &str| Some(text.parse().unwrap());
+        let bus_id = |text: &str| Some(text.parse().unwrap());
+        let mut parts = MachineParts {
+            gpus: vec![
+                Gpu { index: 0, uuid: uuid("GPU-0a"), bus_id: bus_id("0000:17:00.0"), ..Gpu::default() },
+                Gpu { index: 1, uuid: uuid("GPU-0b"), bus_id: bus_id("0000:31:00.0"), ..Gpu::default() },
+            ],
+            nics: vec![
+                Nic { name: "mlx5_0".into(), bus_id: bus_id("0000:4b:00.0"), ..Nic::default() },
+                Nic { name: "mlx5_1".into(), bus_id: bus_id("0000:4b:00.1"), ..Nic::default() },
+            ],
+            paths: PathMatrix::from_fn(4, |_, _| PathClass::Sys),
+            ..MachineParts::default()
+        };
+        change(&mut parts);
+        Machine::new(parts).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(machine(|_| ()), Ok(()));
+    let cases: [(Change, &str); 3] = [
+        (
+            |parts| parts.nics[1].bus_id = parts.nics[0].bus_id.clone(),
+            "nics[1].busId: is 0000:4b:00.0, the same as nics[0].busId; each device has its own address",
+        ),
+        (
+            |parts| parts.nics[0].bus_id = parts.gpus[1].bus_id.clone(),
+            "nics[0].busId: is 0000:31:00.0, the same as gpus[1].busId; each device has its own address",
+        ),
+        (|parts| parts.gpus[1].uuid = "GPU-0A".parse().ok(), "gpus[1].uuid: the same as gpus[0].uuid"),
+    ];
+    for (change, problem) in cases {
+        assert_eq!(machine(change), Err(problem.to_owned()));
+    }
+}
+
 #[test]
 fn asymmetric_matrix_is_refused_at_the_cell() {
     let rows = ["X PIX", "SYS X"].map(str::to_owned).to_vec();
