@@ -15,6 +15,7 @@ use gantry_topology::Machine;
 use gantry_topology::bandwidth::{guessed, known_model};
 use gantry_topology::mig::{Catalogue, check_machine};
 use gantry_topology::read::{MAX_BYTES, read_object};
+use gantry_topology::{Gpu, Machine};
 use serde::{Deserialize, Serialize};
 
 #[cfg(target_os = "linux")]
@@ -277,6 +278,17 @@ impl From<GpuNode> for Seen {
             links.filter(|(gpu, _)| complaints.iter().all(|known| known.gpu != *gpu)).collect();
         let link = |(gpu, reason)| Complaint { gpu, profile: None, reason, since: None };
         complaints.extend(links.into_iter().map(link));
-        Self { machine, complaints: Some(complaints) }
+        // What the machine does not show, such as links of all GPUs that are down. It does show why clocks are held down.
+        let degraded = status.problems.iter().filter(|problem| !problem.cause.starts_with("throttled"));
+        for problem in degraded {
+            let of_problem = |gpu: &&Gpu| gpu.uuid.as_ref().is_some_and(|uuid| uuid.as_str() == problem.gpu);
+            let gpu = machine.gpus().iter().find(of_problem).map(|gpu| gpu.index);
+            let Some(gpu) = gpu.filter(|gpu| complaints.iter().all(|known| known.gpu != *gpu)) else {
+                continue;
+            };
+            let (reason, since) = (problem.cause.clone(), Some(problem.since.0.to_string()));
+            complaints.insert(Complaint { gpu, profile: None, reason, since });
+        }
+        Self { machine, complaints: Some(complaints), withheld }
     }
 }

@@ -290,6 +290,7 @@ fn gpunode_faults_are_shown() {
     let mut machine = machine;
     machine["gpus"][3]["uuid"] = "GPU-3".into();
     machine["gpus"][4]["uuid"] = "GPU-4".into();
+    machine["gpus"][6]["uuid"] = "GPU-6".into();
     let device = |gpu: u8, slice: serde_json::Value, sick: Option<&str>| {
         serde_json::json!({
             "id": format!("GPU-{gpu}"), "resource": "nvidia.com/gpu", "gpu": gpu, "slice": slice,
@@ -315,6 +316,10 @@ fn gpunode_faults_are_shown() {
             }, {
                 "gpu": "GPU-4", "xid": 74, "class": "link", "reason": "Xid 74: NVLINK Error", "since": "2026-11-20T11:00:00Z"
             }],
+            "problems": [
+                {"gpu": "GPU-4", "cause": "nvlinks-down", "since": "2026-11-20T11:00:00Z"},
+                {"gpu": "GPU-6", "cause": "nvlinks-down", "since": "2026-11-20T12:00:00Z"},
+            ],
         },
     });
     let folder = tempfile::tempdir().unwrap();
@@ -327,8 +332,9 @@ fn gpunode_faults_are_shown() {
       GPU3  Xid 79: GPU has fallen off the bus, since 2026-11-20T10:00:00Z
       GPU4  Xid 74: NVLINK Error; 2 of 12 NVLinks down, since 2026-11-20T11:00:00Z
       GPU5 1g.10gb  Xid 94
+      GPU6  nvlinks-down, since 2026-11-20T12:00:00Z
     ");
     let json: serde_json::Value = serde_json::from_str(&topo(&["--json", "--from", path]).unwrap()).unwrap();
-    assert_eq!(json["health"].as_array().unwrap().len(), 3);
+    assert_eq!(json["health"].as_array().unwrap().len(), 4);
     assert_eq!(json["health"][0]["reason"], off);
 }

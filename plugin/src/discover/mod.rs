@@ -65,6 +65,8 @@ pub struct Found {
     pub vitals: BTreeMap<u8, Vitals>,
     /// Whether each NVLink of each GPU is up, by index; a GPU with a link that could not be read has none.
     pub links: BTreeMap<u8, Vec<bool>>,
+    /// Whether an NVSwitch is on the bus; looked for only if all NVLinks of a GPU are down.
+    pub has_nvswitch: bool,
     /// What could not be read, and what was assumed instead.
     pub warnings: Vec<String>,
 }
@@ -75,6 +77,29 @@ impl Found {
         let unread = self.unread.iter();
         unread.filter(move |(_, facts)| facts.contains(&fact)).map(|(index, _)| *index)
     }
+
+    /// The NVLinks that each GPU should have up, by position: those of equal GPUs, and all on a machine with NVSwitches if all are
+    /// down. GPUs whose links are not compared are left out.
+    pub fn expected_links(&self) -> BTreeMap<usize, u8> {
+        let compared = self
+            .machine
+            .gpus()
+            .iter()
+            .enumerate()
+            .filter(|(_, gpu)| gpu.nvlink.is_some() && gpu.mig.as_ref().is_none_or(|mig| !mig.enabled));
+        let expected = |(at, gpu): (usize, &Gpu)| {
+            let by_equals = u8::try_from(self.machine.expected_nvlinks(at)).unwrap_or(u8::MAX);
+            let states = self.links.get(&gpu.index).filter(|states| self.has_nvswitch && are_down(states));
+            let all = states.map_or(0, |states| u8::try_from(states.len()).unwrap_or(u8::MAX));
+            (at, by_equals.max(all))
+        };
+        compared.map(expected).collect()
+    }
+}
+
+/// Whether a GPU has NVLinks, and none is up.
+fn are_down(states: &[bool]) -> bool {
+    !states.is_empty() && states.iter().all(|up| !up)
 }
 
 /// A fact about a GPU.
@@ -194,7 +219,11 @@ pub fn scan(options: &NvmlOptions) -> Result<Scan, DiscoverError> {
         let complaints = vitals.complaints(&checks).into_iter().chain(vitals.notices(&checks));
         complaints.map(|(_, reason)| (*gpu, reason))
     });
-    let links = found.machine.links_down();
+    let links = found.expected_links().into_iter().filter_map(|(at, most)| {
+        let down = u32::from(most).checked_sub(found.machine.nvlinks_of(at)).filter(|down| *down > 0)?;
+        Some((found.machine.gpus().get(at)?.index, format!("{down} of {most} NVLinks down")))
+    });
+    let links: Vec<(u8, String)> = links.collect();
     Ok(Scan { complaints: lost.chain(infos).chain(links).collect(), machine: found.machine })
 }
 
@@ -250,7 +279,8 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
         gpu.nvlink = ports;
     }
     let links = (0..).zip(joints.states()).filter(|(_, states)| !states.is_empty());
-    let links = links.map(|(index, states)| (index, states.to_vec())).collect();
+    let links: BTreeMap<u8, Vec<bool>> = links.map(|(index, states)| (index, states.to_vec())).collect();
+    let has_nvswitch = links.values().any(|states| are_down(states)) && sysfs.has_nvswitch();
     let mut nics = nics(&sysfs, &mut warnings);
     let paths = paths(&devices, &gpus, &nics, &sysfs, &mut warnings);
     forget_shared_addresses(&mut nics, &gpus);
@@ -271,6 +301,7 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
         unread,
         vitals,
         links,
+        has_nvswitch,
         warnings: warnings.0,
     })
 }

@@ -17,6 +17,7 @@ pub(super) struct Sysfs {
 
 /// PCI class of an NVSwitch: a bridge of another kind.
 const NVSWITCH_CLASS: &str = "0x068000";
+const NVIDIA_VENDOR: &str = "0x10de";
 
 impl Sysfs {
     pub(super) fn at(root: &Path) -> Self {
@@ -63,6 +64,18 @@ impl Sysfs {
     /// Whether a PCI device is an NVSwitch; `None` if sysfs does not have it.
     pub(super) fn is_nvswitch(&self, address: &PcieAddress) -> Option<bool> {
         Some(self.read(&self.pci(address).join("class"))? == NVSWITCH_CLASS)
+    }
+
+    /// Whether an NVSwitch is on the bus. Other vendors have devices of its class.
+    pub(super) fn has_nvswitch(&self) -> bool {
+        let devices = self.root.join("bus/pci/devices");
+        let is = |device: &Path, fact: &str, value: &str| {
+            self.read(&device.join(fact)).is_some_and(|is| is == value)
+        };
+        names(&devices)
+            .iter()
+            .map(|name| devices.join(name))
+            .any(|device| is(&device, "class", NVSWITCH_CLASS) && is(&device, "vendor", NVIDIA_VENDOR))
     }
 
     /// NUMA nodes of the machine; empty if sysfs does not show them.

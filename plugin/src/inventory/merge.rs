@@ -289,6 +289,7 @@ mod tests {
             caps: BTreeMap::new(),
             vitals: BTreeMap::new(),
             links: BTreeMap::new(),
+            has_nvswitch: false,
             warnings: Vec::new(),
         }
     }

@@ -227,7 +227,7 @@ impl NvmlState {
         let off_bus = found.unreachable.iter().all(|(_, error)| error.is_gpu_lost());
         // A missing GPU keeps its known links in the machine, but they count as down at both ends.
         let up = links_by_gpu(&found.machine);
-        let peer_links = peer_links(&found.machine, &up);
+        let peer_links = peer_links(&found);
         let reloaded = self.tracker.record_recovery(self.events_work);
         if reloaded {
             self.probe_failures.clear_all();
@@ -586,32 +586,17 @@ fn nameless(machine: &Machine, unreachable: &[(u8, NvmlError)]) -> BTreeMap<u8, 
 /// Active NVLinks of each GPU.
 fn links_by_gpu(machine: &Machine) -> BTreeMap<GpuUuid, u8> {
     let gpus = machine.gpus().iter().enumerate();
-    gpus.filter_map(|(at, gpu)| Some((gpu.uuid.clone()?, links_up(machine, at)))).collect()
+    gpus.filter_map(|(at, gpu)| {
+        Some((gpu.uuid.clone()?, u8::try_from(machine.nvlinks_of(at)).unwrap_or(u8::MAX)))
+    })
+    .collect()
 }
 
-/// For each GPU with NVLinks, the most active ones of an equal GPU. Behind switches equal GPUs have equally many; direct
-/// links differ by design, and a GPU is compared with its own past only. In MIG mode links are not used.
-fn peer_links(machine: &Machine, up: &BTreeMap<GpuUuid, u8>) -> BTreeMap<GpuUuid, u8> {
-    let is_compared = |gpu: &&Gpu| gpu.nvlink.is_some() && gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
-    let gpus: Vec<&Gpu> = machine.gpus().iter().filter(is_compared).collect();
-    let links = |gpu: &Gpu| gpu.uuid.as_ref().and_then(|uuid| up.get(uuid)).copied().unwrap_or(0);
-    let is_switched = |gpu: &Gpu| gpu.nvlink.is_some_and(|ports| ports.switch_links > 0);
-    let most = |of: &Gpu| {
-        let equal = gpus.iter().filter(|gpu| gpu.model == of.model && is_switched(gpu));
-        equal.map(|gpu| links(gpu)).max().unwrap_or(0)
-    };
-    gpus.iter().filter_map(|gpu| Some((gpu.uuid.clone()?, most(gpu)))).collect()
-}
-
-/// Active NVLinks of the GPU at position `at`.
-fn links_up(machine: &Machine, at: usize) -> u8 {
-    let direct = machine
-        .nvlinks()
-        .iter()
-        .filter(|bundle| bundle.gpus.iter().any(|end| usize::from(*end) == at))
-        .map(|bundle| bundle.links);
-    let switched = machine.gpus().get(at).and_then(|gpu| gpu.nvlink);
-    direct.fold(switched.map_or(0, |ports| ports.switch_links), u8::saturating_add)
+/// The NVLinks that each GPU should have up, whatever its own past is.
+fn peer_links(found: &Found) -> BTreeMap<GpuUuid, u8> {
+    let gpus = found.machine.gpus();
+    let expected = found.expected_links().into_iter();
+    expected.filter_map(|(at, links)| Some((gpus.get(at)?.uuid.clone()?, links))).collect()
 }
 
 /// The kernel's boot id; empty if unknown.

@@ -119,6 +119,27 @@ async fn links_down_without_an_xid_are_seen_at_the_next_look() {
     eye.diagnosis("the end", |now| now.notices.is_empty()).await;
 }
 
+/// No plugin saw the links up: of a GPU with direct links (DGX-1), and of all GPUs of a board with switches.
+#[tokio::test]
+async fn links_down_before_the_start_are_noticed() {
+    for (machine, gpus, links) in [("dgx1-v100", 3..4, 6), ("hgx-h100", 0..8, 18)] {
+        let sim = Sim::of(machine);
+        for gpu in gpus.clone() {
+            for link in 0..links {
+                sim.installed.controller.set_nvlink(gpu, link, false).unwrap();
+            }
+        }
+        let eye = Eye::open(&sim, LOOKS_ALONE);
+        let down = eye.diagnosis("notices", |now| !now.notices.is_empty()).await;
+        assert_eq!(down.notices.len(), gpus.len(), "{machine}: {:?}", down.notices);
+        let lack = format!("{links} of {links} NVLinks down");
+        assert!(down.notices.iter().all(|notice| notice.reason.starts_with(&lack)), "{:?}", down.notices);
+        let scan = gantry_plugin::discover::scan(&sim.options()).unwrap();
+        let complaints: Vec<(u8, String)> = gpus.map(|gpu| (gpu, lack.clone())).collect();
+        assert_eq!(scan.complaints, complaints, "{machine}");
+    }
+}
+
 /// NVIDIA's MPS leaves GPUs in exclusive mode; shared by time, the second pod fails.
 #[tokio::test]
 async fn replicas_of_an_exclusive_gpu_are_unhealthy() {

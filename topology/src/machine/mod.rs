@@ -289,19 +289,14 @@ impl Machine {
         self.0.gpus.get(a).and_then(|gpu| gpu.nvlink).map_or(0, |ports| ports.switch_links)
     }
 
-    /// The GPUs with fewer links into NVSwitches than an equal GPU of the machine, by index, with the lack in words. Direct
-    /// links differ by design. In MIG mode links are not used.
+    /// The GPUs with fewer NVLinks up than they should have by [`Machine::expected_nvlinks`], by index, with the lack in words.
     pub fn links_down(&self) -> Vec<(u8, String)> {
-        let is_compared =
-            |gpu: &&Gpu| gpu.nvlink.is_some() && gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
-        let links = |gpu: &Gpu| gpu.nvlink.map_or(0, |ports| ports.switch_links);
-        let gpus = || self.gpus().iter().filter(is_compared);
-        let down = |gpu: &Gpu| {
-            let most = gpus().filter(|other| other.model == gpu.model).map(links).max()?;
-            let down = most.checked_sub(links(gpu)).filter(|down| *down > 0)?;
+        let down = |(at, gpu): (usize, &Gpu)| {
+            let most = self.expected_nvlinks(at);
+            let down = most.checked_sub(self.nvlinks_of(at)).filter(|down| *down > 0)?;
             Some((gpu.index, format!("{down} of {most} NVLinks down")))
         };
-        gpus().filter_map(down).collect()
+        self.gpus().iter().enumerate().filter_map(down).collect()
     }
 
     /// The group of joined NVSwitches that GPU `a` has its links into; 0 also if it has none.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Machine, MachineError, MachineParts, PcieLink};
+use super::{Gpu, Machine, MachineError, MachineParts, PcieLink};
 
 /// Two GPUs without peer-to-peer access. Data between them goes through the host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
@@ -118,19 +118,45 @@ impl Machine {
         };
         let pcie = gpu.pcie_trained.map(|trained| Degradation::Pcie { trained, best: gpu.pcie });
         let up = self.nvlinks_of(index);
-        // A GPU without a bridge lacks nothing; one without links into switches that its siblings have does.
-        let is_linked = up > 0 || gpu.nvlink.is_some();
-        let alike = (0..self.gpus().len()).filter(|other| {
-            self.gpus()[*other].model == gpu.model && (up > 0 || self.switch_links(*other) > 0)
-        });
-        let of = alike.map(|other| self.nvlinks_of(other)).max().unwrap_or(0);
-        let links = (is_linked && up < of).then_some(Degradation::NvLinks { up, of });
+        // GPUs with direct links may differ by design; what a GPU with fewer links lacks is shown all the same.
+        let alike = (0..self.gpus().len()).filter(|other| self.gpus()[*other].model == gpu.model);
+        let most_alike = alike.filter(|_| up > 0).map(|other| self.nvlinks_of(other)).max().unwrap_or(0);
+        let of = most_alike.max(self.expected_nvlinks(index));
+        let links = (up < of).then_some(Degradation::NvLinks { up, of });
         let throttled = gpu.throttle.map(Degradation::Throttled);
         pcie.into_iter().chain(links).chain(throttled).collect()
     }
 
+    /// The NVLinks that GPU `index` should have up by comparison with equal GPUs of the machine; 0 if the comparison says nothing.
+    /// Behind NVSwitches equal GPUs have equally many. Direct links differ by design, but on a board that links every GPU
+    /// to several, none has no link. A bridge joins only some GPUs of a machine. In MIG mode links are not used.
+    pub fn expected_nvlinks(&self, index: usize) -> u32 {
+        let is_compared = |gpu: &Gpu| gpu.nvlink.is_some() && gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
+        let Some(gpu) = self.gpus().get(index).filter(|gpu| is_compared(gpu)) else {
+            return 0;
+        };
+        let equals = self.gpus().iter().enumerate();
+        let equals = equals.filter(|(_, other)| is_compared(other) && other.model == gpu.model);
+        let equals: Vec<usize> = equals.map(|(at, _)| at).collect();
+        let switched = equals.iter().map(|at| u32::from(self.switch_links(*at))).max().unwrap_or(0);
+        if switched > 0 {
+            return switched;
+        }
+        let is_board = gpu.model.as_ref().is_some_and(|model| model.contains("SXM"))
+            || equals.iter().any(|at| self.direct_peers(*at) > 1);
+        if self.nvlinks_of(index) > 0 || !is_board {
+            return 0;
+        }
+        equals.into_iter().map(|at| self.nvlinks_of(at)).max().unwrap_or(0)
+    }
+
+    /// GPUs to which a GPU has direct NVLinks.
+    fn direct_peers(&self, index: usize) -> usize {
+        self.nvlinks().iter().filter(|bundle| bundle.gpus.map(usize::from).contains(&index)).count()
+    }
+
     /// NVLinks of a GPU that are up, to GPUs and to switches.
-    fn nvlinks_of(&self, index: usize) -> u32 {
+    pub fn nvlinks_of(&self, index: usize) -> u32 {
         let bundles = self.nvlinks().iter();
         let direct = bundles.filter(|bundle| bundle.gpus.map(usize::from).contains(&index));
         direct.map(|bundle| u32::from(bundle.links)).sum::<u32>() + u32::from(self.switch_links(index))

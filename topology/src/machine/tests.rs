@@ -85,6 +85,33 @@ fn identifier_of_two_devices_is_refused_with_both() {
     }
 }
 
+/// On a DGX-1 a GPU lost all links before anything looked; of four A40s only two have a bridge.
+#[test]
+fn gpu_without_its_links_is_degraded_on_a_board_only() {
+    let machine = |model: &str, bundles: &[[u8; 2]]| {
+        let ports = NvLinkPorts { version: Some(2), ..NvLinkPorts::default() };
+        let gpu = |index| Gpu { index, model: Some(model.into()), nvlink: Some(ports), ..Gpu::default() };
+        Machine::new(MachineParts {
+            gpus: (0..4).map(gpu).collect(),
+            nvlinks: bundles.iter().map(|gpus| NvLinkBundle { gpus: *gpus, links: 2 }).collect(),
+            paths: PathMatrix::from_fn(4, |_, _| PathClass::Sys),
+            ..MachineParts::default()
+        })
+        .unwrap()
+    };
+    let board = machine("Tesla V100-DGXS-16GB", &[[0, 1], [1, 2], [0, 2]]);
+    assert_eq!(board.degradations(3), [Degradation::NvLinks { up: 0, of: 4 }]);
+    assert_eq!(board.links_down(), [(3, "4 of 4 NVLinks down".to_owned())]);
+    let pair_left = machine("Tesla V100-SXM2-16GB", &[[0, 1]]);
+    assert_eq!(pair_left.links_down().len(), 2);
+    let bridged = machine("NVIDIA A40", &[[0, 1]]);
+    assert!(bridged.links_down().is_empty() && bridged.degradations(3).is_empty());
+    // Direct links may differ by design: the lack is shown, and is no complaint.
+    let chain = machine("Tesla V100-SXM2-16GB", &[[0, 1], [1, 2], [2, 3]]);
+    assert!(chain.links_down().is_empty());
+    assert_eq!(chain.degradations(3), [Degradation::NvLinks { up: 2, of: 4 }]);
+}
+
 #[test]
 fn asymmetric_matrix_is_refused_at_the_cell() {
     let rows = ["X PIX", "SYS X"].map(str::to_owned).to_vec();
