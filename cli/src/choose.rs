@@ -1,6 +1,8 @@
 //! `gantry choose`: which GPUs of a machine a job of some size would get, and why. The same tables decide as in the
 //! daemons; it reads a machine and changes nothing.
 
+use std::collections::BTreeMap;
+
 use anyhow::anyhow;
 use clap::Args;
 use gantry_topology::{Choice, GpuSet, Machine, Purpose, Table};
@@ -15,7 +17,8 @@ use crate::visible::Visible;
 #[command(after_help = "\
 JSON (--json), stable fields: gpus (indices), bandwidth_gbs (B: what a collective over them reaches, ring model; 0 for one GPU),
 cut_gbs (what no algorithm can exceed), quality (B against the best as many GPUs reach on the empty machine), remainder (R: what
-the rest is still good for, 0 to 1), nics (on the same PCIe switches), numa, reason.
+the rest is still good for, 0 to 1), nics (on the same PCIe switches), numa, reason, left_out (unhealthy GPUs: gpu and reason;
+empty for a machine file, which has no health).
 
 Examples:
   gantry choose --from machine.yaml --size 4
@@ -31,7 +34,7 @@ pub(crate) struct ChooseArgs {
     #[arg(long, value_name = "K", value_parser = size)]
     size: usize,
 
-    /// GPUs that are free, such as 0,2,3 or 0-3 [default: all but those with MIG on]
+    /// GPUs that are free, such as 0,2,3 or 0-3; unhealthy ones are left out [default: all but those with MIG on]
     #[arg(long, value_name = "LIST")]
     free: Option<GpuSet>,
 
@@ -58,14 +61,20 @@ fn size(text: &str) -> Result<usize, String> {
 /// # Errors
 /// When the machine cannot be read, what is asked contradicts it, or fewer GPUs are free than asked.
 pub(crate) fn run(args: &ChooseArgs) -> anyhow::Result<()> {
-    let machine = args.source.machine()?;
-    let output = output(args, &machine)?;
+    let seen = args.source.seen()?;
+    let output = output(args, &seen.machine, &seen.withheld)?;
     print(&output)
 }
 
-/// Everything that goes to standard output.
-fn output(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<Visible> {
-    let free = checked(args, machine).map_err(BadInput)?;
+/// Everything that goes to standard output. `withheld`: the GPUs that are not allocated, each with the reason.
+fn output(args: &ChooseArgs, machine: &Machine, withheld: &BTreeMap<u8, String>) -> anyhow::Result<Visible> {
+    let asked = checked(args, machine, withheld).map_err(BadInput)?;
+    let left_out: Vec<LeftOut> = withheld
+        .iter()
+        .filter(|(gpu, _)| asked.contains(usize::from(**gpu)))
+        .map(|(gpu, reason)| LeftOut { gpu: usize::from(*gpu), reason: reason.clone() })
+        .collect();
+    let free = asked - left_out.iter().map(|left_out| left_out.gpu).collect();
     let purpose = if args.gang { Purpose::GangMember } else { Purpose::Local };
     let table = Table::build(machine);
     let choice = table.best_with(free, args.must, args.size, purpose).ok_or_else(|| {
@@ -74,9 +83,13 @@ fn output(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<Visible> {
         let with_mig = with_mig(machine);
         let with_mig =
             if with_mig.is_empty() { String::new() } else { format!("; MIG is enabled on {with_mig}") };
-        anyhow!("{size} GPUs are asked, but only {there} are free{which}{with_mig}")
+        let unhealthy: String = left_out
+            .iter()
+            .map(|LeftOut { gpu, reason }| format!("; GPU {gpu} is left out: {reason}"))
+            .collect();
+        anyhow!("{size} GPUs are asked, but only {there} are free{which}{with_mig}{unhealthy}")
     })?;
-    let answer = Answer::new(machine, &table, &choice);
+    let answer = Answer { left_out, ..Answer::new(machine, &table, &choice) };
     let answer = if args.json { serde_json::to_string_pretty(&answer)? + "\n" } else { answer.text() };
     Ok(Visible::new(&answer))
 }
@@ -89,8 +102,8 @@ fn with_mig(machine: &Machine) -> GpuSet {
         .collect()
 }
 
-/// The free GPUs, or what of the request contradicts the machine or itself.
-fn checked(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<GpuSet> {
+/// The free GPUs, healthy or not, or what of the request contradicts the machine or itself.
+fn checked(args: &ChooseArgs, machine: &Machine, withheld: &BTreeMap<u8, String>) -> anyhow::Result<GpuSet> {
     let all = GpuSet::all(machine);
     if all.is_empty() {
         return Err(anyhow!("the machine has no GPU"));
@@ -119,6 +132,10 @@ fn checked(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<GpuSet> {
     if let Some(held) = (args.must - free).lowest() {
         return Err(anyhow!("--must: GPU {held} is not free; free are {free}"));
     }
+    let mut unhealthy = withheld.iter().filter(|(gpu, _)| args.must.contains(usize::from(**gpu)));
+    if let Some((gpu, reason)) = unhealthy.next() {
+        return Err(anyhow!("--must: GPU {gpu} is not free: {reason}"));
+    }
     if args.size == 0 {
         return Err(anyhow!("--size: 0 GPUs are nothing to choose; allowed are 1 to {}", free.len().max(1)));
     }
@@ -139,6 +156,14 @@ struct Answer {
     remainder: f64,
     nics: Vec<String>,
     numa: Vec<String>,
+    reason: String,
+    left_out: Vec<LeftOut>,
+}
+
+/// A GPU that is not free because it is unhealthy.
+#[derive(Debug, Serialize)]
+struct LeftOut {
+    gpu: usize,
     reason: String,
 }
 
@@ -164,6 +189,7 @@ impl Answer {
                 .collect(),
             numa,
             reason: choice.reason(table),
+            left_out: Vec::new(),
         }
     }
 
@@ -190,7 +216,9 @@ impl Answer {
             ("NUMA nodes", none(&self.numa)),
             ("why", self.reason.clone()),
         ];
-        lines.iter().map(|(name, value)| format!("{name:<11} {value}\n")).collect()
+        let left_out = self.left_out.iter();
+        let left_out = left_out.map(|LeftOut { gpu, reason }| ("left out", format!("GPU {gpu}: {reason}")));
+        lines.into_iter().chain(left_out).map(|(name, value)| format!("{name:<11} {value}\n")).collect()
     }
 }
 
@@ -231,7 +259,7 @@ mod tests {
     fn choose_of(machine: &Machine, options: &str) -> Result<String, (String, bool)> {
         let words = std::iter::once("choose").chain(options.split_whitespace());
         let args = Cli::try_parse_from(words).map_err(|error| (error.to_string(), true))?.choose;
-        output(&args, machine)
+        output(&args, machine, &BTreeMap::new())
             .map(|output| output.to_string())
             .map_err(|error| (gantry_runtime::chain(error.as_ref()), error.is::<BadInput>()))
     }
@@ -296,7 +324,8 @@ mod tests {
           "numa": [
             "1"
           ],
-          "reason": "GPUs 4,5: over NVLink, 48 GB/s, the most that 2 GPUs of this machine reach; leaves GPUs 0,1,2,3,6,7 free; splits socket 4,5,6,7"
+          "reason": "GPUs 4,5: over NVLink, 48 GB/s, the most that 2 GPUs of this machine reach; leaves GPUs 0,1,2,3,6,7 free; splits socket 4,5,6,7",
+          "left_out": []
         }
         "#);
     }
@@ -322,5 +351,29 @@ mod tests {
         }
         let (message, bad) = choose("--size 2 --free 0,x").unwrap_err();
         assert!(bad && message.contains("\"x\" is no GPU index; write indices and ranges"), "{message}");
+    }
+
+    /// The GpuNode of a node with a lost GPU: the plugin offers it as unhealthy, and no pod gets it.
+    #[test]
+    fn unhealthy_gpus_are_left_out_with_their_reason() {
+        let withheld = BTreeMap::from([(0, "GPU lost".to_owned()), (5, "Xid 79".to_owned())]);
+        let choose = |options: &str| {
+            let words = std::iter::once("choose").chain(options.split_whitespace());
+            let args = Cli::try_parse_from(words).unwrap().choose;
+            output(&args, &machine(), &withheld)
+                .map(|output| output.to_string())
+                .map_err(|error| error.to_string())
+        };
+        let text = choose("--size 6").unwrap();
+        assert!(text.contains("GPUs        1, 2, 3, 4, 6, 7\n"), "{text}");
+        assert!(text.ends_with("left out    GPU 0: GPU lost\nleft out    GPU 5: Xid 79\n"), "{text}");
+        let text = choose("--size 2 --free 0-3 --json").unwrap();
+        let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(answer["left_out"], serde_json::json!([{"gpu": 0, "reason": "GPU lost"}]));
+        assert_eq!(
+            choose("--size 4 --free 0-3").unwrap_err(),
+            "4 GPUs are asked, but only 3 are free: 1,2,3; GPU 0 is left out: GPU lost"
+        );
+        assert_eq!(choose("--size 2 --must 5").unwrap_err(), "--must: GPU 5 is not free: Xid 79");
     }
 }

@@ -54,6 +54,10 @@ impl NodeArgs {
 impl From<Scan> for Seen {
     fn from(scan: Scan) -> Self {
         let complaint = |(gpu, reason)| Complaint { gpu, profile: None, reason, since: None };
-        Self { machine: scan.machine, complaints: Some(scan.complaints.into_iter().map(complaint).collect()) }
+        Self {
+            machine: scan.machine,
+            complaints: Some(scan.complaints.into_iter().map(complaint).collect()),
+            withheld: scan.unhealthy,
+        }
     }
 }

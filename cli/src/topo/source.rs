@@ -1,7 +1,7 @@
 //! The source of a command's machine: a file of either form, standard input, or this node's NVML. Used by every
 //! subcommand that reads a machine. With the machine come the faults of its GPUs, as far as the source reports them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,6 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use gantry_api::{DeviceStatus, GpuNode};
 use gantry_smi::{Hints, ReadError};
-use gantry_topology::Machine;
 use gantry_topology::bandwidth::{guessed, known_model};
 use gantry_topology::mig::{Catalogue, check_machine};
 use gantry_topology::read::{MAX_BYTES, read_object};
@@ -53,7 +52,7 @@ impl SourceArgs {
     ///
     /// # Errors
     /// As [`SourceArgs::machine`].
-    pub(super) fn seen(&self) -> anyhow::Result<Seen> {
+    pub(crate) fn seen(&self) -> anyhow::Result<Seen> {
         match &self.from {
             Some(path) => self.read(path).map_err(|error| BadInput(error).into()),
             #[cfg(target_os = "linux")]
@@ -197,6 +196,8 @@ pub(crate) struct Seen {
     pub(crate) machine: Machine,
     /// Faults, by GPU; `None` if the source does not report health.
     pub(super) complaints: Option<BTreeSet<Complaint>>,
+    /// The GPUs that are not allocated as a whole, each with the reason.
+    pub(crate) withheld: BTreeMap<u8, String>,
 }
 
 /// A fault of a GPU or of a MIG device on it.
@@ -240,7 +241,7 @@ fn guess(machine: &Machine) -> Option<String> {
 
 impl From<Machine> for Seen {
     fn from(machine: Machine) -> Self {
-        Self { machine, complaints: None }
+        Self { machine, complaints: None, withheld: BTreeMap::new() }
     }
 }
 
@@ -272,6 +273,14 @@ impl From<GpuNode> for Seen {
         };
         let unhealthy = status.devices.iter().filter(|device| !device.health.healthy);
         let mut complaints: BTreeSet<Complaint> = unhealthy.map(complaint).collect();
+        let whole = complaints.iter().filter(|complaint| complaint.profile.is_none());
+        let mut withheld: BTreeMap<u8, String> =
+            whole.map(|complaint| (complaint.gpu, complaint.reason.clone())).collect();
+        let has_device = |gpu: u8| status.devices.iter().any(|device| device.gpu == gpu);
+        // A node without any device may have a plugin that has just started.
+        let unserved =
+            machine.gpus().iter().filter(|gpu| !status.devices.is_empty() && !has_device(gpu.index));
+        withheld.extend(unserved.map(|gpu| (gpu.index, "the node's plugin does not serve it".to_owned())));
         // A link fault has the number of links already.
         let links = machine.links_down().into_iter();
         let links: Vec<_> =

@@ -334,6 +334,12 @@ fn gpunode_faults_are_shown() {
       GPU5 1g.10gb  Xid 94
       GPU6  nvlinks-down, since 2026-11-20T12:00:00Z
     ");
+    // `gantry choose` leaves these out; degraded GPUs are allocated, and MIG devices are none of its business.
+    let seen = source::parse(node.to_string().as_bytes(), "node", &Hints::default()).unwrap();
+    let withheld: Vec<u8> = seen.withheld.keys().copied().collect();
+    assert_eq!(withheld, [1, 2, 3, 4, 6, 7]);
+    assert_eq!(seen.withheld[&3], off);
+    assert!(seen.withheld[&1].contains("does not serve it"));
     let json: serde_json::Value = serde_json::from_str(&topo(&["--json", "--from", path]).unwrap()).unwrap();
     assert_eq!(json["health"].as_array().unwrap().len(), 4);
     assert_eq!(json["health"][0]["reason"], off);

@@ -200,6 +200,8 @@ pub struct Scan {
     pub machine: Machine,
     /// Problems that GPUs report, by index. NVML does not report past Xids.
     pub complaints: Vec<(u8, String)>,
+    /// The GPUs that are unhealthy, each with the first reason. A complaint alone does not make a GPU unhealthy.
+    pub unhealthy: BTreeMap<u8, String>,
 }
 
 /// Loads NVML, reads the machine and unloads NVML. Warnings are logged.
@@ -212,19 +214,22 @@ pub fn scan(options: &NvmlOptions) -> Result<Scan, DiscoverError> {
     for warning in &found.warnings {
         tracing::warn!("{warning}");
     }
+    let checks = HealthChecks::default();
     let lost = found.unreachable.iter();
-    let lost = lost.map(|(gpu, error)| (*gpu, error.of_gpu()));
-    let infos = found.vitals.iter().flat_map(|(gpu, vitals)| {
-        let checks = HealthChecks::default();
-        let complaints = vitals.complaints(&checks).into_iter().chain(vitals.notices(&checks));
-        complaints.map(|(_, reason)| (*gpu, reason))
-    });
-    let links = found.expected_links().into_iter().filter_map(|(at, most)| {
+    let mut complaints: Vec<(u8, String)> = lost.map(|(gpu, error)| (*gpu, error.of_gpu())).collect();
+    for (gpu, vitals) in &found.vitals {
+        complaints.extend(vitals.complaints(&checks).into_iter().map(|(_, reason)| (*gpu, reason)));
+    }
+    // Of several reasons the first one counts.
+    let unhealthy = complaints.iter().rev().cloned().collect();
+    for (gpu, vitals) in &found.vitals {
+        complaints.extend(vitals.notices(&checks).into_iter().map(|(_, reason)| (*gpu, reason)));
+    }
+    complaints.extend(found.expected_links().into_iter().filter_map(|(at, most)| {
         let down = u32::from(most).checked_sub(found.machine.nvlinks_of(at)).filter(|down| *down > 0)?;
         Some((found.machine.gpus().get(at)?.index, format!("{down} of {most} NVLinks down")))
-    });
-    let links: Vec<(u8, String)> = links.collect();
-    Ok(Scan { complaints: lost.chain(infos).chain(links).collect(), machine: found.machine })
+    }));
+    Ok(Scan { complaints, unhealthy, machine: found.machine })
 }
 
 /// Reads the machine through a loaded NVML.

@@ -137,6 +137,7 @@ async fn links_down_before_the_start_are_noticed() {
         let scan = gantry_plugin::discover::scan(&sim.options()).unwrap();
         let complaints: Vec<(u8, String)> = gpus.map(|gpu| (gpu, lack.clone())).collect();
         assert_eq!(scan.complaints, complaints, "{machine}");
+        assert!(scan.unhealthy.is_empty(), "the GPUs compute");
     }
 }
 
