@@ -2,7 +2,7 @@
 //! operator's, a ClusterPolicy, a DaemonSet or the ConfigMap of its configurations. Everything that is not carried over is
 //! listed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -76,8 +76,17 @@ const SAME_VALUES: [(&str, &str); 9] = [
     ("imagePullSecrets", "image.pullSecrets"),
 ];
 /// Why values are left out, by the beginning of their path. An empty reason: they belong to NVIDIA's own objects.
-const REASONS: [(&str, &str); 19] = [
+const REASONS: [(&str, &str); 28] = [
     ("mps", "MPS is not served"),
+    ("daemonsets.priorityClassName", "the plugin has system-node-critical; see plugin.priorityClassName"),
+    ("daemonsets.updateStrategy", "see plugin.maxUnavailable"),
+    ("hostNetwork", "the plugin needs no network of the host"),
+    ("hostPID", "the plugin needs no processes of the host"),
+    ("initContainers", "the chart sets the containers"),
+    ("lifecycle", "the chart sets it"),
+    ("livenessProbe", "the chart sets it"),
+    ("readinessProbe", "the chart sets it"),
+    ("startupProbe", "the chart sets it"),
     ("affinity", "the plugin selects nodes by their labels; see plugin.nodeSelector"),
     ("securityContext", "the chart sets it; see plugin.seLinuxOptions"),
     ("podSecurityContext", "the chart sets it; see plugin.seLinuxOptions"),
@@ -108,6 +117,21 @@ const SET_BY_THE_CHART: [&str; 9] = [
     "NODE_LABEL",
     "SEND_SIGNAL",
     "SIGNAL",
+];
+
+/// kubelet's root directory unless it is configured.
+const KUBELET_ROOT: &str = "/var/lib/kubelet";
+/// Folders of the node that the chart mounts where it needs them.
+const VOLUMES_OF_THE_CHART: [&str; 9] = [
+    "",
+    "/dev",
+    "/dev/shm",
+    "/etc/kubernetes/node-feature-discovery/features.d",
+    "/run/nvidia",
+    "/run/nvidia/mps",
+    "/sys",
+    "/var/run/cdi",
+    "/run/nvidia/validations",
 ];
 
 /// Runs `gantry migrate`.
@@ -199,7 +223,8 @@ impl Migration {
             "set devicePlugin.enabled=false and gfd.enabled=false in the GPU operator; its other parts stay as they are",
         );
         if take(&mut spec, "driver.enabled") != Some(json!(false)) {
-            self.set("plugin.driverRoot", json!("/run/nvidia/driver"));
+            let folder = take(&mut spec, "hostPaths.driverInstallDir").filter(is_set);
+            self.set("plugin.driverRoot", folder.unwrap_or_else(|| json!("/run/nvidia/driver")));
         }
         let class = take(&mut spec, "operator.runtimeClass").unwrap_or_else(|| json!("nvidia"));
         if take(&mut spec, "toolkit.enabled") != Some(json!(false)) {
@@ -232,13 +257,55 @@ impl Migration {
             let variables = take(&mut spec, &format!("{part}.env"));
             self.variables(variables.as_ref(), part);
             if let Some(args) = take(&mut spec, &format!("{part}.args")) {
-                self.left_out.push((format!("{part}.args"), format!("{args}; see plugin.extraArgs")));
+                self.leave(&format!("{part}.args"), &format!("{args}; see plugin.extraArgs"));
             }
         }
         if take(&mut spec, "devicePlugin.mps").is_some() {
-            self.left_out.push(("devicePlugin.mps".to_owned(), "MPS is not served".to_owned()));
+            self.leave("devicePlugin.mps", "MPS is not served");
         }
+        self.leave_effects_of_the_operator(&mut spec);
         Ok(())
+    }
+
+    /// Lists what the operator derives settings of its plugin from. Its other parts stay.
+    fn leave_effects_of_the_operator(&mut self, spec: &mut Value) {
+        for (path, why) in [
+            (
+                "cdi.enabled",
+                "the operator has its plugin use CDI; set flags.plugin.deviceListStrategy in plugin.configs",
+            ),
+            ("gds.enabled", "to give containers GPUDirect Storage set flags.gdsEnabled in plugin.configs"),
+            ("gdrcopy.enabled", "to give containers GDRCopy set flags.gdrcopyEnabled in plugin.configs"),
+            (
+                "sandboxWorkloads.enabled",
+                "nodes of virtual machines have another plugin; exclude them by plugin.nodeSelector",
+            ),
+        ] {
+            if take(spec, path) == Some(json!(true)) {
+                self.leave(path, why);
+            }
+        }
+        for (path, default) in [
+            ("daemonsets.priorityClassName", "system-node-critical"),
+            ("daemonsets.updateStrategy", "RollingUpdate"),
+        ] {
+            let value = take(spec, path).filter(|value| *value != default);
+            self.leave_rest(path, &value.unwrap_or_default());
+        }
+        for of_its_own in ["enabled", "image", "imagePullPolicy", "imagePullSecrets", "repository", "version"]
+        {
+            take(spec, &format!("devicePlugin.{of_its_own}"));
+            take(spec, &format!("gfd.{of_its_own}"));
+        }
+        // Without a name the operator makes no ConfigMap.
+        take(spec, "devicePlugin.config.create");
+        for part in ["devicePlugin.config", "devicePlugin", "gfd", "daemonsets"] {
+            for (key, value) in take(spec, part).as_ref().and_then(Value::as_object).into_iter().flatten() {
+                if is_set(value) {
+                    self.leave(&format!("{part}.{key}"), "the chart has no such value");
+                }
+            }
+        }
     }
 
     /// The DaemonSet of NVIDIA's plugin or of gpu-feature-discovery.
@@ -263,11 +330,20 @@ impl Migration {
             self.set("plugin.labels", json!("gfd"));
         }
         self.variables(container.get("env"), name);
-        for word in
-            ["command", "args"].iter().flat_map(|key| container[*key].as_array().into_iter().flatten())
-        {
-            self.flag(word.as_str().unwrap_or_default(), name);
+        for source in container["envFrom"].as_array().into_iter().flatten() {
+            let of =
+                ["configMapRef", "secretRef"].into_iter().find(|of| !source[*of].is_null()).unwrap_or("?");
+            let object = source[of]["name"].as_str().unwrap_or_default();
+            self.leave(
+                &format!("{name}, envFrom {of} {object}"),
+                "the variables in it are unknown here; write those that Gantry reads into plugin.extraEnv",
+            );
         }
+        let words = |key: &str| -> Vec<String> {
+            let words = container[key].as_array().into_iter().flatten();
+            words.map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_owned)).collect()
+        };
+        self.command_line(&words("command"), &words("args"), name);
         let mut same =
             json!({"resources": container["resources"], "imagePullSecrets": pod["imagePullSecrets"]});
         for key in ["tolerations", "nodeSelector", "runtimeClassName"] {
@@ -276,21 +352,106 @@ impl Migration {
             }
         }
         self.common(&mut same);
-        for volume in pod["volumes"].as_array().into_iter().flatten() {
-            if let Some(map) = volume["configMap"]["name"].as_str() {
-                self.set("plugin.existingConfigMap", json!(map));
+        for volume in take(&mut pod, "volumes").as_ref().and_then(Value::as_array).into_iter().flatten() {
+            self.volume(volume, name);
+        }
+        self.leave_rest_of_pod(pod, container.clone());
+        let strategy = &set["spec"]["updateStrategy"];
+        match &strategy["rollingUpdate"]["maxUnavailable"] {
+            Value::Null if strategy["type"] == "OnDelete" => {
+                self.leave("updateStrategy", "see plugin.maxUnavailable")
+            }
+            // The default of the API server.
+            Value::Null => {}
+            one if *one == 1 => {}
+            several => self.set("plugin.maxUnavailable", several.clone()),
+        }
+        let annotations = set["spec"]["template"]["metadata"]["annotations"].as_object();
+        for key in annotations.into_iter().flat_map(Map::keys) {
+            if !["kubectl.kubernetes.io/", "checksum/", "scheduler.alpha.kubernetes.io/"]
+                .iter()
+                .any(|own| key.starts_with(own))
+            {
+                self.leave(&format!("annotation {key} of the pod"), "see plugin.podAnnotations");
             }
         }
-        if !pod["affinity"].is_null() {
-            self.left_out.push(("affinity".to_owned(), reason("affinity").unwrap_or_default().to_owned()));
-        }
         Ok(())
+    }
+
+    /// A volume of the DaemonSet: the ConfigMap of configurations, or a folder of the node.
+    fn volume(&mut self, volume: &Value, place: &str) {
+        if let Some(map) = volume["configMap"]["name"].as_str() {
+            self.set("plugin.existingConfigMap", json!(map));
+        }
+        let Some(path) = volume["hostPath"]["path"].as_str() else {
+            return;
+        };
+        let path = path.trim_end_matches('/');
+        let kubelet = path.strip_suffix("/device-plugins").or_else(|| path.strip_suffix("/pod-resources"));
+        match (kubelet, path) {
+            (Some(KUBELET_ROOT), _) => {}
+            (Some(root), _) => self.set("plugin.kubeletRoot", json!(root)),
+            (None, _) if VOLUMES_OF_THE_CHART.contains(&path) => {}
+            (None, "/run/nvidia/driver") => self.set("plugin.driverRoot", json!(path)),
+            (None, _) => self.leave(
+                &format!("{place}, hostPath {path}"),
+                "the chart has no such volume; see plugin.kubeletRoot and plugin.driverRoot",
+            ),
+        }
+    }
+
+    /// Lists what the chart does not have of the pod and its container. Left are the keys that the API server adds.
+    fn leave_rest_of_pod(&mut self, mut pod: Value, mut container: Value) {
+        for key in [
+            "dnsPolicy",
+            "enableServiceLinks",
+            "imagePullSecrets",
+            "restartPolicy",
+            "schedulerName",
+            "serviceAccount",
+            "serviceAccountName",
+            "automountServiceAccountToken",
+            "terminationGracePeriodSeconds",
+        ] {
+            take(&mut pod, key);
+        }
+        if pod["priorityClassName"] == "system-node-critical" {
+            take(&mut pod, "priorityClassName");
+        }
+        for key in [
+            "args",
+            "command",
+            "env",
+            "envFrom",
+            "image",
+            "imagePullPolicy",
+            "name",
+            "resources",
+            "securityContext",
+            "terminationMessagePath",
+            "terminationMessagePolicy",
+            "volumeMounts",
+        ] {
+            take(&mut container, key);
+        }
+        for rest in [pod, container] {
+            for (key, value) in rest.as_object().into_iter().flatten().filter(|(_, value)| is_set(value)) {
+                self.leave(key, reason(key).unwrap_or("the chart has no such value"));
+            }
+        }
+    }
+
+    /// Notes something that is not carried over.
+    fn leave(&mut self, what: &str, why: &str) {
+        let line = (what.to_owned(), why.to_owned());
+        if !self.left_out.contains(&line) {
+            self.left_out.push(line);
+        }
     }
 
     /// Values that both charts have.
     fn common(&mut self, values: &mut Value) {
         for (theirs, ours) in SAME_VALUES {
-            let is_set = |value: &Value| *value != "" && *value != json!({}) && *value != json!([]);
             if let Some(value) = take(values, theirs).filter(is_set) {
                 self.set(ours, value);
             }
@@ -322,6 +483,16 @@ impl Migration {
     fn variables(&mut self, list: Option<&Value>, place: &str) {
         for variable in list.and_then(Value::as_array).into_iter().flatten() {
             let name = variable["name"].as_str().unwrap_or_default();
+            if !variable["valueFrom"].is_null() && !SET_BY_THE_CHART.contains(&name) {
+                self.leave(
+                    &format!("{place}, variable {name}"),
+                    &format!(
+                        "its value comes from {}; if Gantry reads it, write it into plugin.extraEnv",
+                        variable["valueFrom"]
+                    ),
+                );
+                continue;
+            }
             let Some(text) = variable["value"].as_str().filter(|text| !text.is_empty()) else {
                 continue;
             };
@@ -344,19 +515,55 @@ impl Migration {
         }
     }
 
-    /// A flag of a container, in the form `--flag=value`.
-    fn flag(&mut self, word: &str, place: &str) {
-        let Some((name, text)) =
-            word.strip_prefix("--").map(|flag| flag.split_once('=').unwrap_or((flag, "true")))
-        else {
-            return;
+    /// The command of a container and its arguments: `--flag=value` or `--flag value`, with one dash or two. A boolean flag takes
+    /// no second word.
+    fn command_line(&mut self, command: &[String], args: &[String], place: &str) {
+        let is_program = |word: &str| {
+            let name = word.rsplit('/').next().unwrap_or_default();
+            ["nvidia-device-plugin", "gpu-feature-discovery"].contains(&name)
         };
-        match SETTINGS.iter().find(|setting| setting.flags.contains(&name)) {
-            Some(setting) if setting.key == "flags.nvidiaDriverRoot" => {
-                self.set("plugin.driverRoot", json!(text));
+        let mut words = command.iter().chain(args).map(String::as_str).peekable();
+        // A list may be several flags.
+        let mut lists: BTreeMap<&str, String> = BTreeMap::new();
+        while let Some(word) = words.next() {
+            let Some(flag) = word.strip_prefix("--").or_else(|| word.strip_prefix('-')) else {
+                if !is_program(word) {
+                    self.leave(
+                        &format!("{place}, {word:?} in the command"),
+                        "only flags of NVIDIA's plugin are read",
+                    );
+                }
+                continue;
+            };
+            let (name, own) = flag.split_once('=').map_or((flag, None), |(name, text)| (name, Some(text)));
+            let has_name = |setting: &&Setting| {
+                let is_short = setting.short.is_some_and(|short| name.len() == 1 && name.starts_with(short));
+                setting.flags.contains(&name) || is_short
+            };
+            let setting = SETTINGS.iter().find(has_name);
+            let takes_word = own.is_none() && setting.is_none_or(|setting| setting.kind != Kind::Bool);
+            let next = words.next_if(|next| takes_word && (setting.is_some() || !next.starts_with('-')));
+            let Some(setting) = setting else {
+                let text = next.map(|next| format!(" {next}")).unwrap_or_default();
+                self.leave(&format!("{place}, {word}{text}"), "see plugin.extraArgs");
+                continue;
+            };
+            match (own.or(next), setting.kind) {
+                (Some(text), _) if setting.key == "flags.nvidiaDriverRoot" => {
+                    self.replace("plugin.driverRoot", json!(text));
+                }
+                (Some(text), Kind::List | Kind::Numbers) => {
+                    let known = lists.entry(setting.key).or_default();
+                    let between = if known.is_empty() { "" } else { "," };
+                    known.push_str(&format!("{between}{text}"));
+                }
+                (Some(text), _) => self.setting(setting.key, &json!(text), word),
+                (None, Kind::Bool) => self.setting(setting.key, &json!("true"), word),
+                (None, _) => self.leave(&format!("{place}, {word}"), "it has no value"),
             }
-            Some(setting) => self.setting(setting.key, &json!(text), word),
-            None => self.left_out.push((format!("{place}, {word}"), "see plugin.extraArgs".to_owned())),
+        }
+        for (key, text) in lists {
+            self.setting(key, &json!(text), key);
         }
     }
 
@@ -376,7 +583,11 @@ impl Migration {
             _ => Some(value.clone()),
         };
         match typed {
-            Some(typed) => self.settings.push((setting, typed)),
+            Some(typed) => {
+                // The last one counts: flags come after variables.
+                self.settings.retain(|(known, _)| known.key != key);
+                self.settings.push((setting, typed));
+            }
             None => self.left_out.push((place.to_owned(), format!("{value} is not allowed"))),
         }
     }
@@ -389,6 +600,13 @@ impl Migration {
         let section = self.values.entry(section).or_insert_with(|| json!({}));
         if section[name].is_null() {
             section[name] = value;
+        }
+    }
+
+    /// Sets a value of the chart over a first one.
+    fn replace(&mut self, path: &str, value: Value) {
+        if let Some((section, name)) = path.split_once('.') {
+            self.values.entry(section).or_insert_with(|| json!({}))[name] = value;
         }
     }
 
@@ -484,6 +702,11 @@ impl Migration {
         }
         Ok(text)
     }
+}
+
+/// Whether a value is more than an empty one.
+fn is_set(value: &Value) -> bool {
+    !value.is_null() && *value != "" && *value != false && *value != json!({}) && *value != json!([])
 }
 
 /// Takes a value out of a tree; nothing where it is missing or null.

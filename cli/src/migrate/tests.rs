@@ -79,3 +79,100 @@ fn configuration_that_is_not_served_is_an_error() {
     let wrong = migrated("migStrategy: mixd").unwrap_err();
     assert!(wrong.contains("mixed"), "{wrong}");
 }
+
+/// NVIDIA's plugin reads flags like Go's programs: a value may be the next word.
+#[test]
+fn flag_takes_its_value_from_the_next_word() {
+    let set = |args: &str, rest: &str| {
+        migrated(&format!(
+            "kind: DaemonSet\nmetadata: {{name: ds}}\nspec: {{template: {{spec: {{containers: [{{image: k8s-device-plugin, \
+             command: [/usr/bin/nvidia-device-plugin], args: [{args}]{rest}}}]}}}}}}\n"
+        ))
+        .unwrap()
+    };
+    let values = set("--mig-strategy, mixed, --pass-device-specs, -fail-on-init-error=false", "");
+    for line in ["migStrategy: mixed", "passDeviceSpecs: true", "failOnInitError: false"] {
+        assert!(values.contains(line), "{line}: {values}");
+    }
+    assert!(!values.contains("Not carried over"), "{values}");
+    let values =
+        set("--device-list-strategy=envvar, --device-list-strategy, cdi-cri, --mig-strategy=none", "");
+    assert!(values.contains("deviceListStrategy:\n          - envvar\n          - cdi-cri"), "{values}");
+    let values = set("--mig-strategy=single, --new, x, --other, -v, stray, --mig-strategy", "");
+    for line in ["--new x: see", "--other: see", "-v stray: see", "--mig-strategy: it has no value"] {
+        assert!(values.contains(line), "{line}: {values}");
+    }
+    let values = set(
+        "--nvidia-driver-root, /b, --mig-strategy=mixed",
+        ", env: [{name: NVIDIA_DRIVER_ROOT, value: /a}, {name: MIG_STRATEGY, value: none}]",
+    );
+    assert!(values.contains("driverRoot: /b") && values.contains("migStrategy: mixed"), "{values}");
+}
+
+#[test]
+fn nothing_of_a_daemon_set_is_dropped_silently() {
+    let text = r#"
+kind: DaemonSet
+metadata: {name: ds}
+spec:
+  updateStrategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 10%, maxSurge: 0}}
+  template:
+    metadata: {annotations: {team: ml, kubectl.kubernetes.io/restartedAt: x}}
+    spec:
+      hostNetwork: true
+      dnsPolicy: ClusterFirst
+      priorityClassName: mine
+      containers:
+      - image: nvcr.io/nvidia/k8s-device-plugin:v0.17.1
+        name: ctr
+        command: [sh, -c, "exec nvidia-device-plugin --mig-strategy=mixed"]
+        env:
+        - {name: MIG_STRATEGY, valueFrom: {configMapKeyRef: {name: a, key: b}}}
+        - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+        envFrom: [{configMapRef: {name: plugin-env}}, {secretRef: {name: plugin-secret}}]
+      volumes:
+      - {name: dp, hostPath: {path: /var/snap/microk8s/common/var/lib/kubelet/device-plugins/}}
+      - {name: cdi, hostPath: {path: /var/run/cdi}}
+      - {name: more, hostPath: {path: /opt/more}}
+"#;
+    let values = migrated(text).unwrap();
+    assert!(values.contains("kubeletRoot: /var/snap/microk8s/common/var/lib/kubelet\n"), "{values}");
+    for line in [
+        "hostNetwork: ",
+        "priorityClassName: ",
+        "exec nvidia-device-plugin",
+        "variable MIG_STRATEGY: its value comes from {\"configMapKeyRef\"",
+        "envFrom configMapRef plugin-env: ",
+        "envFrom secretRef plugin-secret: ",
+        "hostPath /opt/more: ",
+        "annotation team of the pod: ",
+        "maxUnavailable: 10%",
+    ] {
+        assert!(values.contains(line), "{line}: {values}");
+    }
+    for line in ["NODE_NAME", "dnsPolicy", "/var/run/cdi", "name: ", "restartedAt"] {
+        assert!(!values.contains(line), "{line}: {values}");
+    }
+    let own = text.replace("/var/snap/microk8s/common", "");
+    assert!(!migrated(&own).unwrap().contains("kubeletRoot:"));
+}
+
+/// The operator derives variables of its plugin from other parts of the ClusterPolicy.
+#[test]
+fn parts_of_the_policy_that_affect_the_plugin_are_listed() {
+    let text = "kind: ClusterPolicy\nspec:\n  cdi: {enabled: true, default: true}\n  gds: {enabled: true}\n  gdrcopy: {enabled: false}\n  \
+                devicePlugin: {enabled: true, env: [{name: MIG_STRATEGY, valueFrom: {fieldRef: {fieldPath: x}}}], hostNetwork: true}\n  \
+                daemonsets: {priorityClassName: mine, updateStrategy: RollingUpdate, labels: {a: b}}\n";
+    let values = migrated(text).unwrap();
+    for line in [
+        "cdi.enabled: ",
+        "gds.enabled: ",
+        "variable MIG_STRATEGY: its value comes from",
+        "devicePlugin.hostNetwork: ",
+        "daemonsets.priorityClassName: ",
+        "daemonsets.labels: ",
+    ] {
+        assert!(values.contains(line), "{line}: {values}");
+    }
+    assert!(!values.contains("gdrcopy") && !values.contains("updateStrategy"), "{values}");
+}
