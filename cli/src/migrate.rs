@@ -359,7 +359,7 @@ impl Migration {
         let strategy = &set["spec"]["updateStrategy"];
         match &strategy["rollingUpdate"]["maxUnavailable"] {
             Value::Null if strategy["type"] == "OnDelete" => {
-                self.leave("updateStrategy", "see plugin.maxUnavailable")
+                self.leave("updateStrategy", "see plugin.maxUnavailable");
             }
             // The default of the API server.
             Value::Null => {}
@@ -435,7 +435,7 @@ impl Migration {
             take(&mut container, key);
         }
         for rest in [pod, container] {
-            for (key, value) in rest.as_object().into_iter().flatten().filter(|(_, value)| is_set(value)) {
+            for (key, _) in rest.as_object().into_iter().flatten().filter(|(_, value)| is_set(value)) {
                 self.leave(key, reason(key).unwrap_or("the chart has no such value"));
             }
         }
