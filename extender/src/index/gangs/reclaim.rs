@@ -38,6 +38,14 @@ const REFRESH_OF_EACH: Duration = Duration::from_millis(50);
 /// What a gang asks for, as far as the text of its refusal depends on it.
 type Asked = (Arc<Terms>, usize, u32);
 
+/// What a gang was refused for.
+#[derive(Debug)]
+struct Refused {
+    asked: Asked,
+    /// The free devices that the refusal tells.
+    free: Arc<BTreeMap<ResourceName, u64>>,
+}
+
 fn asked_for(wanted: &PlanRequest) -> Asked {
     (Arc::clone(&wanted.terms), wanted.members.len(), wanted.must)
 }
@@ -53,8 +61,8 @@ pub(super) struct Reclaim {
     free: FreeDevices,
     held: HeldDevices,
     releasable: ReleasableDevices,
-    /// What gangs asked for when they were refused last, and the free devices that their refusal tells.
-    refused: HashMap<Arc<GangKey>, (Asked, Arc<BTreeMap<ResourceName, u64>>)>,
+    /// The last refusals of gangs.
+    refused: HashMap<Arc<GangKey>, Refused>,
     /// When refusals were last replaced because they told of other free devices.
     refreshed: Option<Instant>,
     /// The same of gangs that did not use what was released for them.
@@ -106,7 +114,7 @@ impl Reclaim {
         let since = *self.refreshed.get_or_insert(now);
         if gangs > 0 && now.saturating_duration_since(since) >= pause {
             let free = self.free.of(snapshot);
-            if self.refused.values().any(|(_, told)| told != free) {
+            if self.refused.values().any(|refused| refused.free != *free) {
                 self.refreshed = Some(now);
                 self.reshape();
             }
@@ -175,7 +183,8 @@ impl Reclaim {
         if is_stable && !is_placed {
             // A repeated refusal tells what it told before.
             let free = Arc::clone(self.free.of(snapshot));
-            self.refused.entry(Arc::clone(&wanted.gang)).or_insert_with(|| (asked_for(wanted), free));
+            let refused = || Refused { asked: asked_for(wanted), free };
+            self.refused.entry(Arc::clone(&wanted.gang)).or_insert_with(refused);
         } else {
             self.refused.remove(&wanted.gang);
         }
@@ -229,7 +238,7 @@ impl Index {
     fn refusal_that_stands(&mut self, wanted: &PlanRequest) -> Option<Refusal> {
         // Other groups of a tree may take fewer devices.
         let before = self.gangs.reclaim.refused.get(&wanted.gang);
-        let repeats = before.is_some_and(|(asked, _)| *asked == asked_for(wanted));
+        let repeats = before.is_some_and(|before| before.asked == asked_for(wanted));
         if !repeats || !wanted.others.is_empty() {
             return None;
         }
