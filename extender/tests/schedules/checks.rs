@@ -252,8 +252,13 @@ impl World {
         if let Some(uid) = self.believed() {
             self.wrong(format!("kube-scheduler believes for ever that pod {uid} is bound"));
         }
+        let is_excused = |job: &Job| self.has_lost_its_past(job) || self.was_bound_unseen(job);
+        // Such a job may keep devices from all others.
+        let mut jobs = self.jobs.all.iter();
+        let are_kept = jobs.any(|job| !job.is_done() && is_excused(job) && self.is_bound_in_part(job));
         for job in self.jobs.all.clone() {
-            if job.fits && !job.is_done() && !self.has_lost_its_past(&job) && !self.was_bound_unseen(&job) {
+            let is_excused = self.has_lost_its_past(&job) || self.was_bound_unseen(&job);
+            if job.fits && !job.is_done() && !is_excused && !are_kept {
                 let views = self.views();
                 self.wrong(format!("job {} has not come to its end: {:?}\n{views}", job.name, job.members));
             }
@@ -306,6 +311,12 @@ impl World {
             member.done && uid.is_some_and(|uid| self.bound_unlisted.contains(uid))
         };
         job.is_gang && job.members.iter().any(unlisted)
+    }
+
+    /// Whether some pod of a job is on a node.
+    fn is_bound_in_part(&self, job: &Job) -> bool {
+        let mut pods = job.members.iter().filter_map(|member| member.pod.as_ref());
+        pods.any(|(name, uid)| self.api.pod(name, uid).is_some_and(|pod| pod.node.is_some() && pod.is_live()))
     }
 
     /// Whether a job waits for members that have ended well long ago: their pods are gone with their nodes, and an extender that has

@@ -104,7 +104,12 @@ impl World {
             members.count()
         };
         let bound = count("Bound");
-        let settled = bound + count("Succeeded");
+        // What had ended before the process started is only counted.
+        let is_seen = |uid: &str| view.members.iter().any(|member| member.uid.as_str() == uid);
+        let ended = self.jobs.of_gang(gang).into_iter().flat_map(|job| &job.members);
+        let ended =
+            ended.filter(|member| member.done && member.pod.as_ref().is_some_and(|(_, uid)| !is_seen(uid)));
+        let settled = bound + count("Succeeded") + ended.count();
         Some(Left { priority: view.priority, bound, settled, min: view.min as usize })
     }
 

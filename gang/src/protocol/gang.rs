@@ -975,10 +975,7 @@ impl Gang {
     pub(super) fn place(&mut self, env: &mut Env<'_>, placement: &Placement) {
         let decided = self.decided().is_some();
         let request = self.plan_request().map(|request| request.into_choice(placement));
-        let must = match &request {
-            Some(request) if decided => request.must.max(1),
-            _ => self.missing(Count::settled).max(1),
-        };
+        let must = request.as_ref().map_or(0, |request| request.must).max(1);
         let chosen = request.as_ref().map(|request| request.terms.by_role.iter().cloned().collect());
         let members = request.map(|request| request.members);
         let pairs = pair(members.unwrap_or_default(), &placement.places);

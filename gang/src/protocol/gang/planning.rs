@@ -26,6 +26,7 @@ pub(super) fn plan_request(gang: &Gang) -> Option<PlanRequest> {
         State::Decided(_) if request.completes => return Some(request),
         State::Decided(_) => further_groups(gang, &quorum, &request),
         _ if !request.terms.by_role.is_empty() => return Some(request),
+        _ if gang.missing(Count::settled) == 0 => groups_beside_ended(gang, &quorum, &request),
         _ => first_groups(gang, &quorum, &request),
     };
     let mut choices = choices.into_iter();
@@ -65,6 +66,16 @@ fn first_groups(gang: &Gang, quorum: &Quorum, request: &PlanRequest) -> Vec<Plan
         }
     });
     requests.collect()
+}
+
+/// The same beside groups that are needed and whose members have ended well, though no decision is known.
+fn groups_beside_ended(gang: &Gang, quorum: &Quorum, request: &PlanRequest) -> Vec<PlanRequest> {
+    let settled = |role: &str| gang.members().count_of(role).settled();
+    let is_settled = |role: &str| quorum.min_of(role).is_some_and(|min| settled(role) >= min);
+    let ended = quorum.selections(&is_settled, &|role| role.to_owned()).into_iter().next();
+    let terms =
+        ended.map_or_else(|| Arc::clone(&request.terms), |chosen| Arc::new(request.terms.of_groups(&chosen)));
+    further_groups(gang, quorum, &PlanRequest { terms, ..request.clone() })
 }
 
 /// The members that wait of groups that are whole, or else each further group that can be whole: all of it or none.

@@ -543,6 +543,29 @@ fn tree_with_an_ended_group_goes_on_in_the_next_process() {
     }
 }
 
+/// A process knows no decision of a tree of which one group has done its work: the other one does not wait for members of the first.
+#[test]
+fn group_is_placed_beside_one_that_has_ended() {
+    let mut world = World::new();
+    world.see(Member { stage: Stage::Succeeded, ..member("a0", in_group("a")) });
+    pods(&mut world, "b", 2);
+    pod_group(&mut world, "a", 1, "tree");
+    pod_group(&mut world, "b", 2, "tree");
+    composite(&mut world, "tree", 1, None);
+    let wanted = world.next().unwrap();
+    assert_eq!((roles(&wanted), wanted.must), (vec!["b"], 2));
+    // Half of a group is not taken.
+    let mut half = placement(&wanted);
+    half.places.truncate(1);
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(half) });
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    world.room += 1;
+    let wanted = world.next().unwrap();
+    bind(&mut world, &wanted);
+    let status = world.status(TREE);
+    assert_eq!((status.phase, status.bound, status.completed), (GangPhase::Bound, 2, 1));
+}
+
 #[test]
 fn condition_names_the_groups_of_a_tree() {
     let mut world = tree(2, &[("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]);
