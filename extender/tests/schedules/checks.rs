@@ -252,13 +252,11 @@ impl World {
         if let Some(uid) = self.believed() {
             self.wrong(format!("kube-scheduler believes for ever that pod {uid} is bound"));
         }
-        let is_excused = |job: &Job| self.has_lost_its_past(job) || self.was_bound_unseen(job);
         // Such a job may keep devices from all others.
         let mut jobs = self.jobs.all.iter();
-        let are_kept = jobs.any(|job| !job.is_done() && is_excused(job) && self.is_bound_in_part(job));
+        let are_kept = jobs.any(|job| !job.is_done() && self.is_excused(job) && self.is_bound_in_part(job));
         for job in self.jobs.all.clone() {
-            let is_excused = self.has_lost_its_past(&job) || self.was_bound_unseen(&job);
-            if job.fits && !job.is_done() && !is_excused && !are_kept {
+            if job.fits && !job.is_done() && !self.is_excused(&job) && !are_kept {
                 let views = self.views();
                 self.wrong(format!("job {} has not come to its end: {:?}\n{views}", job.name, job.members));
             }
@@ -311,6 +309,22 @@ impl World {
             member.done && uid.is_some_and(|uid| self.bound_unlisted.contains(uid))
         };
         job.is_gang && job.members.iter().any(unlisted)
+    }
+
+    /// Whether a job may wait for ever: the accepted failures in README.md.
+    fn is_excused(&self, job: &Job) -> bool {
+        self.has_lost_its_past(job) || self.was_bound_unseen(job) || self.was_finished(job)
+    }
+
+    /// Whether the gang of a job was finished when a member was gone and all others had ended: its replacement is taken for the first pod
+    /// of a new job.
+    fn was_finished(&self, job: &Job) -> bool {
+        let waits = |member: &Member| {
+            let pod = member.pod.as_ref().and_then(|(name, _)| self.api.pods.get(name));
+            pod.is_some_and(|pod| pod.node.is_none())
+        };
+        let mut members = job.members.iter();
+        self.finished_early.contains(&job.gang) && members.all(|member| member.done || waits(member))
     }
 
     /// Whether some pod of a job is on a node.

@@ -239,6 +239,8 @@ pub(crate) struct World {
     pub(crate) evictions: Evictions,
     /// Pods that another scheduler has bound, and that no Gang lists as such.
     pub(crate) bound_unlisted: BTreeSet<String>,
+    /// Gangs that were written as finished while their job was not.
+    pub(crate) finished_early: BTreeSet<String>,
     /// What etcd is put back to.
     pub(crate) snapshot: Option<Snapshot>,
     /// When it was.
@@ -269,6 +271,7 @@ impl World {
             jobs: Jobs::default(),
             evictions: Evictions::default(),
             bound_unlisted: BTreeSet::new(),
+            finished_early: BTreeSet::new(),
             snapshot: None,
             restored: None,
             plan,

@@ -157,6 +157,10 @@ impl World {
                     for uid in &status.unreserved {
                         self.bound_unlisted.remove(uid.as_str());
                     }
+                    let is_done = self.jobs.of_gang(&status.name).is_none_or(|job| job.is_done());
+                    if status.phase == GangPhase::Finished && !is_done {
+                        self.finished_early.insert(status.name.clone());
+                    }
                 }
                 if done == Status::Done && decision.is_some() {
                     self.check_kept(before.as_deref(), status);
