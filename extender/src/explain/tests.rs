@@ -50,7 +50,7 @@ fn note_names_ruled_out_nodes_whatever_is_free_there() {
     assert!(!message.note.contains("free"), "{}", message.note);
 }
 
-/// Devices that nobody has, and that are not free.
+/// No pod holds these devices, and they are not free.
 #[test]
 fn note_names_the_gangs_that_have_reserved_devices() {
     let cluster = cluster();

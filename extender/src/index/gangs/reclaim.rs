@@ -30,8 +30,8 @@ use crate::index::Index;
 pub(super) use self::budget::SearchBudget;
 pub(super) use self::victims::OVERDUE;
 
-/// How long refusals may tell of devices that are free no longer, or of fewer than are: gangs that still do not fit are planned again only
-/// for their text. For each of them [`REFRESH_OF_EACH`] longer, so that a long queue costs little.
+/// How long refusals may give outdated numbers of free devices. Then gangs that still do not fit are planned again for their text alone.
+/// Each waiting gang adds [`REFRESH_OF_EACH`], so that a long queue costs little.
 const REFRESH: Duration = Duration::from_secs(15);
 const REFRESH_OF_EACH: Duration = Duration::from_millis(50);
 
@@ -65,7 +65,7 @@ pub(super) struct Reclaim {
     refused: HashMap<Arc<GangKey>, Refused>,
     /// When refusals were last replaced because they told of other free devices.
     refreshed: Option<Instant>,
-    /// The same of gangs that did not use what was released for them.
+    /// What gangs asked for that did not use what was released for them.
     unused: HashMap<Arc<GangKey>, Asked>,
     /// Until when gangs wait for terminating pods, in seconds since 1970.
     waits: HashMap<Arc<GangKey>, i64>,

@@ -68,7 +68,7 @@ fn first_groups(gang: &Gang, quorum: &Quorum, request: &PlanRequest) -> Vec<Plan
     requests.collect()
 }
 
-/// The same beside groups that are needed and whose members have ended well, though no decision is known.
+/// Further groups of a gang without a decision that lacks no member, because as many groups as it needs have ended well.
 fn groups_beside_ended(gang: &Gang, quorum: &Quorum, request: &PlanRequest) -> Vec<PlanRequest> {
     let settled = |role: &str| gang.members().count_of(role).settled();
     let is_settled = |role: &str| quorum.min_of(role).is_some_and(|min| settled(role) >= min);
