@@ -292,6 +292,13 @@ async fn write_smi(node: &NodeSandbox, lines: &str) -> Result<()> {
     Ok(())
 }
 
+/// How often the plugin of this node has seen this GPU reset.
+async fn resets_of(api: &Api<GpuNode>, node: &str, gpu: &str) -> Result<u64> {
+    let status = api.get(node).await?.status.unwrap_or_default();
+    let evidence = status.evidence.into_iter().find(|entry| entry.gpu == gpu);
+    Ok(evidence.and_then(|entry| entry.resets).map_or(0, |resets| resets.count))
+}
+
 async fn resets(bed: &Bed, node: &NodeSandbox, hardware: &mut Hardware, with_rules: &[String]) -> Result<()> {
     let cluster = bed.cluster();
     let about = ("Node", node.name(), None);
@@ -322,6 +329,8 @@ async fn resets(bed: &Bed, node: &NodeSandbox, hardware: &mut Hardware, with_rul
     let lacks = [uuids[held].as_str(), "lacks the rights of remediation-reset.yaml"];
     views::event(bed, "default", about, "RemediationHeldBack", &lacks).await?;
     ensure!(cordoned(&uuids[held]).await?.is_none(), "something was done");
+    // Other scenarios raise faults of the same GPUs, and each new machine counts as their reset.
+    let resets_before = resets_of(&api, node.name(), &uuids[held]).await?;
 
     write_smi(node, "sleep 8; echo \"$@\" >> /run/resets; echo was successfully reset").await?;
     cluster.kubectl(&["apply", "-f", &reset_right()]).await?;
@@ -337,7 +346,9 @@ async fn resets(bed: &Bed, node: &NodeSandbox, hardware: &mut Hardware, with_rul
     ensure!(resets == format!("--gpu-reset -i {}\n", uuids[held]), "{resets}");
     ensure!(jobs().await?.lines().count() == 1, "{}", jobs().await?);
     let evidence = succeeds(bed, &["evidence", "gpu", &uuids[held]]).await?;
-    ensure!(evidence.contains("reset after a fault; once"), "{evidence}");
+    let counted = resets_of(&api, node.name(), &uuids[held]).await?;
+    ensure!(counted == resets_before + 1, "{resets_before} resets before: {evidence}");
+    ensure!(evidence.contains("reset after a fault; "), "{evidence}");
 
     write_smi(node, "echo GPU is in use by another process; exit 3").await?;
     hardware.controller().raise_xid(u8::try_from(refused)?, 48)?;
