@@ -420,7 +420,7 @@ impl Drop for BindGuard<'_> {
         if !self.granted {
             return;
         }
-        let now = std::time::Instant::now();
+        let now = gantry_runtime::now();
         self.store.update(|index| {
             if let Some(end) = self.member {
                 index.bind_ended(&self.target.uid, end);

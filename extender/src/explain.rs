@@ -51,7 +51,7 @@ pub(crate) async fn run(
     let work = async {
         loop {
             tokio::time::sleep(LOOK).await;
-            publish_due(&mut recorder, &store, &metrics, &mut reported, Instant::now()).await;
+            publish_due(&mut recorder, &store, &metrics, &mut reported, gantry_runtime::now()).await;
         }
     };
     let _: Option<Infallible> = shutdown.run_until_cancelled(work).await;

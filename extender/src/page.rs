@@ -179,7 +179,7 @@ impl Serving {
         if !store.snapshot().synced {
             return Condition::Cold;
         }
-        if health.last().is_none_or(|last| last.elapsed() > *stale_after) {
+        if health.age().is_none_or(|age| age > *stale_after) {
             return Condition::Stale;
         }
         match leadership.leads() {

@@ -2,20 +2,23 @@
 //! second listener for metrics and probes alone. A call ends when its client closes the connection: its future is dropped. No decisions.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use gantry_runtime::http::{self as endpoints, Connections, Endpoints, OpenConnection, text, unavailable};
+use gantry_runtime::http::{
+    self as endpoints, Connections, Endpoints, Listen, OpenConnection, text, unavailable,
+};
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -166,9 +169,9 @@ impl Bodies {
 }
 
 /// What the server listens on.
-pub struct Listeners {
+pub struct Listeners<L = TcpListener> {
     /// For kube-scheduler: verbs, probes and metrics.
-    pub all: TcpListener,
+    pub all: L,
     /// Plain HTTP for probes and metrics, without the verbs.
     pub metrics: Option<TcpListener>,
 }
@@ -199,7 +202,7 @@ struct Clients {
 
 impl Server {
     /// Serves until `shutdown`, then lets calls under way end.
-    pub async fn run(self, listeners: Listeners, shutdown: CancellationToken) {
+    pub async fn run<L: Listen>(self, listeners: Listeners<L>, shutdown: CancellationToken) {
         let server = Arc::new(self);
         let monitoring = async {
             if let Some(listener) = listeners.metrics {
@@ -211,7 +214,7 @@ impl Server {
     }
 
     /// Serves the verbs.
-    async fn serve(self: &Arc<Self>, listener: TcpListener, shutdown: &CancellationToken) {
+    async fn serve<L: Listen>(self: &Arc<Self>, listener: L, shutdown: &CancellationToken) {
         let clients = Clients {
             scheduler: self.router(None),
             schedulers: Connections::new(if self.tls.is_some() { SCHEDULERS } else { PLAIN }),
@@ -241,7 +244,7 @@ impl Server {
     /// Serves a connection at the listener for the verbs.
     async fn connection(
         self: Arc<Self>,
-        stream: TcpStream,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         clients: Clients,
         watcher: Watcher,
     ) -> Result<(), Ended> {
@@ -315,7 +318,7 @@ impl Server {
     /// Counts and times the calls of a router that has these verbs.
     fn counted(self: &Arc<Self>, router: Router, verbs: &'static [&'static str]) -> Router {
         let count = async move |State(server): State<Arc<Self>>, request: Request, next: Next| {
-            let began = Instant::now();
+            let began = gantry_runtime::now();
             let path = request.uri().path().trim_start_matches('/');
             let verb = verbs.iter().find(|verb| **verb == path).copied();
             let response = next.run(request).await;
@@ -323,7 +326,7 @@ impl Server {
             let (label, code) = (verb.unwrap_or("other"), response.status().as_u16());
             metrics.calls.get_or_create(&Call { verb: label, code }).inc();
             if let Some(verb) = verb {
-                let seconds = began.elapsed().as_secs_f64();
+                let seconds = (gantry_runtime::now() - began).as_secs_f64();
                 metrics.seconds.get_or_create(&Verb { verb }).observe(seconds);
             }
             response
@@ -373,10 +376,10 @@ impl Server {
         if !self.service.store.snapshot().synced {
             return Err(Undecided::Cold.to_string());
         }
-        match self.health.last() {
-            Some(last) if last.elapsed() <= self.stale_after => Ok("ok".to_owned()),
-            Some(last) => {
-                let age = last.elapsed().as_secs();
+        match self.health.age() {
+            Some(age) if age <= self.stale_after => Ok("ok".to_owned()),
+            Some(age) => {
+                let age = age.as_secs();
                 Err(format!(
                     "no response from the API server for {age} s; deciding by the state of that time"
                 ))
@@ -386,7 +389,7 @@ impl Server {
     }
 
     fn metrics(&self) -> String {
-        let age = self.health.last().map(|last| last.elapsed());
+        let age = self.health.age();
         let Service { store, metrics, .. } = &self.service;
         for took in store.take_plan_times() {
             metrics.plans.observe(took.as_secs_f64());

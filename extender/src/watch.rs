@@ -174,7 +174,7 @@ impl Watches {
         while let Some(batch) = news.next().await {
             let listed = batch.iter().any(|event| matches!(event, WatchEvent::Ends(Source::GpuNodes)));
             self.store.update(|index| {
-                let now = Instant::now();
+                let now = gantry_runtime::now();
                 for event in batch {
                     event.apply(now, index);
                 }
@@ -307,10 +307,10 @@ impl Watches {
                     Ok(Event::Init) => {}
                     Ok(_) => {
                         said = None;
-                        health.watch_works(source, Instant::now());
+                        health.watch_works(source, gantry_runtime::now());
                     }
                     Err(error) if source == Source::Gangs && is_undefined(error) => {
-                        health.watch_works(source, Instant::now());
+                        health.watch_works(source, gantry_runtime::now());
                     }
                     Err(_) => health.watch_failed(source),
                 }
@@ -398,7 +398,7 @@ async fn beat(client: Client, watches: Watches, reader: Arc<Mutex<Reader>>, shut
     let Watches { store, health, .. } = watches;
     loop {
         let answer = tokio::time::timeout(TICK, gantry_runtime::check_api_server(&client)).await;
-        let now = Instant::now();
+        let now = gantry_runtime::now();
         if let Ok(Ok(())) = answer {
             health.answered(now);
         }

@@ -3,6 +3,8 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -19,6 +21,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
@@ -148,15 +151,44 @@ pub fn unavailable(message: &str) -> Response {
     response
 }
 
+/// Where connections come from: a TCP address, or pipes in memory.
+pub trait Listen: Send + Sync {
+    /// A connection.
+    type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
+
+    /// Waits for the next connection.
+    ///
+    /// # Errors
+    /// This connection cannot be accepted; the next may be.
+    fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+
+    /// Where clients connect to.
+    ///
+    /// # Errors
+    /// The operating system does not tell.
+    fn address(&self) -> io::Result<SocketAddr>;
+}
+
+impl Listen for TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept(&self) -> io::Result<TcpStream> {
+        let (stream, _) = Self::accept(self).await?;
+        // A response is one write; waiting to fill a packet only costs time.
+        let _ = stream.set_nodelay(true);
+        Ok(stream)
+    }
+
+    fn address(&self) -> io::Result<SocketAddr> {
+        self.local_addr()
+    }
+}
+
 /// The next connection; `None` at shutdown.
-pub async fn accept(listener: &TcpListener, shutdown: &CancellationToken) -> Option<TcpStream> {
+pub async fn accept<L: Listen>(listener: &L, shutdown: &CancellationToken) -> Option<L::Stream> {
     loop {
         match shutdown.run_until_cancelled(listener.accept()).await? {
-            Ok((stream, _)) => {
-                // A response is one write; waiting to fill a packet only costs time.
-                let _ = stream.set_nodelay(true);
-                return Some(stream);
-            }
+            Ok(stream) => return Some(stream),
             // The client is gone already, or there are no file descriptors left: neither ends the server.
             Err(error) => {
                 tracing::debug!(%error, "connection not accepted");

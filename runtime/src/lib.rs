@@ -19,7 +19,7 @@ pub use chain::chain;
 pub use log_throttle::LogThrottle;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
@@ -29,6 +29,11 @@ pub const COMMIT: Option<&str> = option_env!("GANTRY_COMMIT");
 
 /// Longest time to connect.
 pub const CONNECT: Duration = Duration::from_secs(5);
+
+/// The time by the clock of the async runtime. A test that pauses this clock pauses all that is measured by it.
+pub fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
 
 /// Why no client can be made.
 #[derive(Debug, thiserror::Error)]

@@ -55,7 +55,7 @@ impl fmt::Debug for Store {
 /// The time of this machine.
 pub fn system_clock() -> Now {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Now { at: Instant::now(), unix: i64::try_from(since.as_secs()).unwrap_or(i64::MAX) }
+    Now { at: gantry_runtime::now(), unix: i64::try_from(since.as_secs()).unwrap_or(i64::MAX) }
 }
 
 impl Store {

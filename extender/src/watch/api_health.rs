@@ -2,7 +2,7 @@
 //! API server answers leaves the facts as old as its last event.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::Request;
 use kube::Client;
@@ -49,6 +49,11 @@ impl ApiHealth {
         Some(last)
     }
 
+    /// How long ago that was.
+    pub fn age(&self) -> Option<Duration> {
+        self.last().map(|last| gantry_runtime::now().saturating_duration_since(last))
+    }
+
     /// The API server answered.
     pub fn answered(&self, now: Instant) {
         self.change(|times| times.answered = Some(now));
@@ -87,7 +92,7 @@ impl ApiHealth {
                     .is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
                 let response = inner.send(request).await?;
                 if watches && response.status().is_success() {
-                    health.watch_works(source, Instant::now());
+                    health.watch_works(source, gantry_runtime::now());
                 }
                 Ok::<_, kube::Error>(response)
             }
@@ -98,8 +103,6 @@ impl ApiHealth {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

@@ -5,7 +5,6 @@ use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
 
 use futures::Stream;
 use futures::io::{AsyncBufRead, AsyncBufReadExt};
@@ -87,7 +86,7 @@ impl<K: Streamed> Reader for Bounded<K> {
     }
 
     fn lists_again(&self) -> bool {
-        self.memory.lists_again(self.kind, Instant::now())
+        self.memory.lists_again(self.kind, gantry_runtime::now())
     }
 }
 

@@ -25,6 +25,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -44,7 +45,7 @@ pub const KUBERNETES_VERSION: &str = "v1.36.2";
 #[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
-    objects: Arc<Objects>,
+    service: Arc<Service>,
 }
 
 /// What may be set.
@@ -77,8 +78,13 @@ impl ApiServer {
             bookmark_every: options.bookmark_every,
             stop: stop.clone(),
         });
-        tokio::spawn(serve(listener, service, stop));
-        Ok(Self { address, objects })
+        tokio::spawn(serve(listener, Arc::clone(&service), stop));
+        Ok(Self { address, service })
+    }
+
+    /// Serves one more connection, such as a pipe in memory, until it ends.
+    pub async fn serve_connection(&self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
+        serve_connection(stream, Arc::clone(&self.service)).await;
     }
 
     /// `http://127.0.0.1:PORT`
@@ -115,7 +121,7 @@ impl ApiServer {
 
     /// How many writes there were: a cheap sign of life or of rest.
     pub fn revision(&self) -> u64 {
-        *self.objects.store.revisions().borrow()
+        *self.service.objects.store.revisions().borrow()
     }
 }
 
@@ -159,24 +165,25 @@ async fn serve(listener: TcpListener, service: Arc<Service>, stop: CancellationT
         };
         // Small answers must not wait for more to send.
         let _ = stream.set_nodelay(true);
-        let service = Arc::clone(&service);
-        let stop = stop.clone();
-        connections.spawn(async move {
-            let answer = service_fn(move |request| {
-                let service = Arc::clone(&service);
-                async move { Ok::<_, Infallible>(service.answer(request).await) }
-            });
-            let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), answer);
-            tokio::select! {
-                result = connection => if let Err(error) = result {
-                    tracing::trace!(%error, "connection ended");
-                },
-                () = stop.cancelled() => {}
-            }
-        });
+        connections.spawn(serve_connection(stream, Arc::clone(&service)));
     }
     connections.close();
     connections.wait().await;
+}
+
+async fn serve_connection(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    service: Arc<Service>,
+) {
+    let stop = service.stop.clone();
+    let answer = service_fn(move |request| {
+        let service = Arc::clone(&service);
+        async move { Ok::<_, Infallible>(service.answer(request).await) }
+    });
+    let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), answer);
+    if let Some(Err(error)) = stop.run_until_cancelled(connection).await {
+        tracing::trace!(%error, "connection ended");
+    }
 }
 
 /// The body of every answer.

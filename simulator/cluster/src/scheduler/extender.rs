@@ -8,7 +8,7 @@ use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::{Connect, HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use serde::de::DeserializeOwned;
@@ -85,15 +85,20 @@ struct BindingResult {
 
 /// The client of one extender.
 #[derive(Debug, Clone)]
-pub(super) struct Extender {
+pub(super) struct Extender<C> {
     config: ExtenderConfig,
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<C, Full<Bytes>>,
 }
 
-impl Extender {
-    pub(super) fn new(config: ExtenderConfig) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
+/// Connects by TCP.
+pub(super) fn tcp() -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    connector
+}
+
+impl<C: Connect + Clone + Send + Sync + 'static> Extender<C> {
+    pub(super) fn new(config: ExtenderConfig, connector: C) -> Self {
         Self { config, client: Client::builder(TokioExecutor::new()).build(connector) }
     }
 

@@ -9,6 +9,7 @@ mod report;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use hyper_util::client::legacy::connect::Connect;
 use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::runtime::watcher;
@@ -31,6 +32,16 @@ const NAME: &str = "default-scheduler";
 
 /// Schedules pods until `stop` is cancelled.
 pub async fn run(client: Client, extender: ExtenderConfig, stop: CancellationToken) {
+    run_over(extender::tcp(), client, extender, stop).await;
+}
+
+/// As [`run`], with another way to connect to the extender.
+pub async fn run_over<C: Connect + Clone + Send + Sync + 'static>(
+    connector: C,
+    client: Client,
+    extender: ExtenderConfig,
+    stop: CancellationToken,
+) {
     let (bound, bind_results) = mpsc::unbounded_channel();
     let mut scheduler = Scheduler {
         pods: Mirror::new(Api::all(client.clone()), watcher::Config::default()),
@@ -38,7 +49,7 @@ pub async fn run(client: Client, extender: ExtenderConfig, stop: CancellationTok
         synced: [false, false],
         queue: Queue::default(),
         assumed: BTreeMap::new(),
-        extender: Extender::new(extender),
+        extender: Extender::new(extender, connector),
         reporter: Reporter::new(client.clone()),
         client,
         bound,
@@ -49,7 +60,7 @@ pub async fn run(client: Client, extender: ExtenderConfig, stop: CancellationTok
     }
 }
 
-struct Scheduler {
+struct Scheduler<C> {
     pods: Mirror<Pod>,
     nodes: Mirror<Node>,
     /// Whether pods and nodes have been listed.
@@ -57,7 +68,7 @@ struct Scheduler {
     queue: Queue,
     /// Pods whose bind is in progress or not yet observed, by UID: they count on their node.
     assumed: BTreeMap<String, String>,
-    extender: Extender,
+    extender: Extender<C>,
     reporter: Reporter,
     client: Client,
     bound: mpsc::UnboundedSender<Bound>,
@@ -77,7 +88,7 @@ enum Miss {
     Error(String),
 }
 
-impl Scheduler {
+impl<C: Connect + Clone + Send + Sync + 'static> Scheduler<C> {
     async fn serve(&mut self, mut bind_results: mpsc::UnboundedReceiver<Bound>) {
         loop {
             tokio::select! {

@@ -1,0 +1,347 @@
+//! The extender as one program: what its parts are, what they share, and how they end.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use anyhow::Context;
+use gantry_api::{ResourceName, names};
+use gantry_runtime::http::Listen;
+use gantry_runtime::{policies, supervise};
+use kube::Client;
+use tokio::net::TcpListener;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::args::{Args, LeaseArgs, TlsArgs};
+use crate::assigned::Assignments;
+use crate::bind::Binder;
+use crate::index::{Index, Store};
+use crate::lease::Leadership;
+use crate::metrics::Metrics;
+use crate::object_memory::ObjectMemory;
+use crate::page::Page;
+use crate::published::PublishedSettings;
+use crate::remediation::Remediation;
+use crate::server::{Bodies, Listeners, Server};
+use crate::service::Service;
+use crate::slow_members::SlowMemberSettings;
+use crate::tls::Tls;
+use crate::watch::{ApiHealth, Watches};
+use crate::watched::Watched;
+use crate::writers::Writers;
+use crate::{announce, assigned, gang, lease, tls, watch};
+use gantry_planner::decide::Options;
+use gantry_planner::placement::PlacementDefaults;
+
+/// A configured extender, not yet connected to anything.
+#[derive(Debug)]
+pub struct Daemon {
+    args: Args,
+    options: Options,
+    watched: Watched,
+    tls: Option<Arc<Tls>>,
+    /// A name that no other process has.
+    run: String,
+    election: Option<lease::Settings>,
+    remediation: Option<Remediation>,
+    slow_members: Option<SlowMemberSettings>,
+}
+
+impl Daemon {
+    /// Reads all that the arguments name.
+    ///
+    /// # Errors
+    /// Options that contradict each other; a file that cannot be read.
+    pub fn new(args: Args) -> anyhow::Result<Self> {
+        let defaults = PlacementDefaults::read(args.request_defaults.iter().map(String::as_str));
+        let defaults = defaults.context("--request-default")?;
+        let watched = Watched::new(read_resources(&args.resources)?);
+        let run = run_id();
+        let read_rules = |file| Remediation::read(file, &args.lease.lease_namespace);
+        let after = args.gangs.slow_member_after;
+        Ok(Self {
+            options: options(&args),
+            watched: watched.with_placement(defaults, args.model_cost_order.clone()),
+            tls: tls(&args.tls)?,
+            election: election(&args, &run)?,
+            remediation: args.remediation_rules.as_deref().map(read_rules).transpose()?,
+            slow_members: (!after.is_zero()).then(|| SlowMemberSettings { clocks: Arc::default(), after }),
+            run,
+            args,
+        })
+    }
+
+    /// Runs until `shutdown`, for the cluster of this client. `page` is where the web page is served, if it is.
+    ///
+    /// # Errors
+    /// A task that only ends at shutdown has ended before.
+    pub async fn run<L: Listen>(
+        self,
+        client: Client,
+        listeners: Listeners<L>,
+        page: Option<TcpListener>,
+        shutdown: CancellationToken,
+    ) -> anyhow::Result<()> {
+        let Self { args, options, watched, tls, run, election, remediation, slow_members } = self;
+        let address = listeners.all.address()?;
+        tracing::info!(%address, resources = ?watched.named(), ?options, "gantry extender serves");
+        if tls.as_ref().is_none_or(|tls| !tls.wants_clients()) && !address.ip().is_loopback() {
+            tracing::warn!(%address, "every client that reaches this address can bind pods; set --tls-cert, --tls-key and --client-ca");
+        }
+
+        let leadership = Arc::new(match &election {
+            Some(_) => Leadership::follower(),
+            None => Leadership::always(),
+        });
+        let memory = ObjectMemory::of_mib(args.object_memory);
+        let index = index(&args, options, &watched, run.clone())?;
+        let store = Arc::new(Store::new(index).with_memory(memory));
+        let (assignments, assigned) = Assignments::new();
+        let binder = Binder::new(client.clone(), Arc::clone(&store), watched.clone(), args.bind_timeout);
+        let writers = Writers {
+            client: client.clone(),
+            binder: binder.led(Arc::clone(&leadership)).publishing(assignments),
+            store: Arc::clone(&store),
+            objects: Arc::default(),
+            metrics: Arc::new(Metrics::new()),
+            gates: args.gangs.gates,
+            remediation: remediation.clone(),
+            slow_members: slow_members.clone(),
+            announces: announces(&args.lease, address.port()),
+        };
+        let health = ApiHealth::new();
+        let watches = Watches {
+            watched: watched.clone(),
+            store: Arc::clone(&store),
+            health: Arc::clone(&health),
+            objects: Arc::clone(&writers.objects),
+            leadership: Arc::clone(&leadership),
+            metrics: Arc::clone(&writers.metrics),
+            gpu_health: remediation.map(|remediation| remediation.health),
+            gpu_clocks: slow_members.map(|settings| settings.clocks),
+        };
+        let watching = tokio::spawn(watch::run(client.clone(), watches, shutdown.clone()));
+        let server = Server {
+            service: Service {
+                binder: writers.binder.clone(),
+                store: Arc::clone(&store),
+                watched,
+                metrics: Arc::clone(&writers.metrics),
+            },
+            health,
+            leadership: Arc::clone(&leadership),
+            tls: tls.clone(),
+            bodies: Bodies::new(usize::try_from(args.body_limit)? * 1024 * 1024),
+            stale_after: args.stale_after,
+            drain: args.bind_timeout,
+        };
+        // The Lease is held until the last call is answered.
+        let release = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        if let Some(listener) = page {
+            let page = Page {
+                store: Arc::clone(&store),
+                client: client.clone(),
+                health: Arc::clone(&server.health),
+                leadership: Arc::clone(&leadership),
+                metrics: Arc::clone(&writers.metrics),
+                levels: args.gangs.fabric.clone(),
+                stale_after: args.stale_after,
+                hosts: args.page_hosts.clone(),
+                run,
+            };
+            let address = listener.local_addr()?;
+            tracing::info!(%address, "the web page is served");
+            if !address.ip().is_loopback() {
+                tracing::warn!(%address, "every client that reaches the web page sees nodes, pods and gangs; docs/security.md");
+            }
+            tasks.spawn(page.run(listener, shutdown.clone()));
+        }
+        if let Some(settings) = election {
+            let standing = lease::run(client.clone(), settings, Arc::clone(&leadership), release.clone());
+            tasks.spawn(standing);
+        }
+        if let Some(tls) = tls {
+            let shutdown = shutdown.clone();
+            tasks.spawn(async move { tls.follow(shutdown).await });
+        }
+        look_around(&mut tasks, &client, &store, &shutdown);
+        // Until the last bind is answered.
+        let metrics = Arc::clone(&writers.metrics);
+        tasks.spawn(assigned::run(client.clone(), assigned, metrics, release.clone()));
+        tasks.spawn(check_policies(client, Arc::clone(&writers.metrics), shutdown.clone()));
+        tasks.spawn(writers.work(leadership, release.clone()));
+        let serving = together(server.run(listeners, shutdown.clone()), watching, &shutdown);
+        supervise::serve_with_tasks(serving, tasks, &shutdown, &release).await
+    }
+}
+
+fn options(args: &Args) -> Options {
+    Options {
+        foreign: args.foreign_nodes,
+        policy: args.policy,
+        patience: args.gangs.gang_patience,
+        drain: args.gangs.gang_drain,
+        nominate: args.gangs.nominate,
+    }
+}
+
+/// What will be known of the cluster: nothing yet. `run` tells this process's decisions from those of others.
+fn index(args: &Args, options: Options, watched: &Watched, run: String) -> anyhow::Result<Index> {
+    let mut index = Index::new(options, watched, run.clone());
+    index.set_fabric(args.gangs.fabric.clone());
+    index.set_schedulers(args.schedulers.iter().map(|name| name.as_str().into()));
+    index.set_gangs(gantry_gang::protocol::Settings {
+        identity: run.into(),
+        gates: args.gangs.gates,
+        arrival: args.gangs.gang_arrival,
+        ceilings: args.gangs.ceilings()?,
+        restart_hold: args.gangs.gang_restart_hold,
+        hold: args.gangs.gang_hold,
+        levels: args.gangs.fabric.clone(),
+        ..Default::default()
+    });
+    Ok(index)
+}
+
+/// Starts what plans, and what reads of the cluster only what is wanted of it: budgets, volumes and owners.
+fn look_around(tasks: &mut JoinSet<()>, client: &Client, store: &Arc<Store>, shutdown: &CancellationToken) {
+    let planning = (Arc::clone(store), shutdown.clone());
+    tasks.spawn(async move { planning.0.plan(planning.1).await });
+    tasks.spawn(gang::budgets::run(client.clone(), Arc::clone(store), shutdown.clone()));
+    tasks.spawn(gang::volumes::run(client.clone(), Arc::clone(store), shutdown.clone()));
+    let (wanted, seen) = (Arc::clone(store), Arc::clone(store));
+    let memory = Arc::clone(store.memory());
+    tasks.spawn(gang::owners::run(
+        client.clone(),
+        move || wanted.read(Index::watched_owners),
+        move |owner, facts| seen.update(|index| index.owner_seen(owner, facts)),
+        memory,
+        shutdown.clone(),
+    ));
+}
+
+async fn check_policies(client: Client, metrics: Arc<Metrics>, shutdown: CancellationToken) {
+    let following =
+        policies::follow(client, &names::EXTENDER_POLICIES, move |count| metrics.missing_policies(count));
+    let _: Option<Infallible> = shutdown.run_until_cancelled(following).await;
+}
+
+fn tls(args: &TlsArgs) -> anyhow::Result<Option<Arc<Tls>>> {
+    let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) else {
+        return Ok(None);
+    };
+    let files = tls::Files {
+        cert: cert.clone(),
+        key: key.clone(),
+        client_ca: args.client_ca.clone(),
+        client_name: args.client_name.clone(),
+    };
+    Ok(Some(Arc::new(Tls::load(files)?)))
+}
+
+/// A name that no other process has, be it started on the same machine in the same moment: two that share one would
+/// both take the Lease for their own.
+fn run_id() -> String {
+    format!("{:016x}", rand::random::<u64>())
+}
+
+/// For which Lease this process stands, if it does. `run` tells it from the process before it on the same machine.
+fn election(args: &Args, run: &str) -> anyhow::Result<Option<lease::Settings>> {
+    let published = PublishedSettings::of(args)?.to_annotation()?;
+    let args = &args.lease;
+    if !args.leader_elect {
+        return Ok(None);
+    }
+    let (duration, deadline) = (args.lease_duration, args.lease_renew_deadline);
+    anyhow::ensure!(
+        deadline < duration,
+        "--lease-renew-deadline {} must be less than --lease-duration {}",
+        deadline.as_secs(),
+        duration.as_secs()
+    );
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    Ok(Some(lease::Settings {
+        namespace: args.lease_namespace.clone(),
+        name: args.lease_name.clone(),
+        identity: format!("{}_{run}", host.trim()),
+        duration,
+        renew_deadline: deadline,
+        published,
+    }))
+}
+
+/// Which Service this process leads to itself while it leads, if any.
+fn announces(args: &LeaseArgs, port: u16) -> Option<announce::Settings> {
+    let (service, address) = args.leader_service.as_ref().zip(args.leader_address)?;
+    Some(announce::Settings {
+        namespace: args.lease_namespace.clone(),
+        service: service.clone(),
+        address,
+        port,
+    })
+}
+
+/// Serves as long as the watches run. Neither is of use without the other: answers would grow old without end.
+async fn together(
+    serving: impl Future<Output = ()>,
+    mut watching: JoinHandle<()>,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<()> {
+    let mut serving = std::pin::pin!(serving);
+    let ended = tokio::select! {
+        () = &mut serving => {
+            shutdown.cancel();
+            return watching.await.context("the watches panicked");
+        }
+        ended = &mut watching => ended,
+    };
+    let in_order = shutdown.is_cancelled();
+    shutdown.cancel();
+    serving.await;
+    ended.context("the watches panicked")?;
+    anyhow::ensure!(in_order, "the watches ended by themselves");
+    Ok(())
+}
+
+fn read_resources(written: &[String]) -> anyhow::Result<Vec<ResourceName>> {
+    let mut resources: Vec<ResourceName> = Vec::new();
+    for name in written.iter().map(|name| name.trim()) {
+        let extended =
+            name.split_once('/').is_some_and(|(domain, rest)| !domain.is_empty() && !rest.is_empty());
+        anyhow::ensure!(extended, "--resource {name:?}: write a domain and a name, such as nvidia.com/gpu");
+        if !resources.iter().any(|known| known.as_str() == name) {
+            resources.push(name.into());
+        }
+    }
+    Ok(resources)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_that_start_in_one_moment_have_names_of_their_own() {
+        let names: std::collections::HashSet<String> = (0..1000).map(|_| run_id()).collect();
+        assert_eq!(names.len(), 1000);
+    }
+
+    #[tokio::test]
+    async fn the_extender_ends_when_its_watches_do_and_says_so() {
+        let ends: [(JoinHandle<()>, &str); 2] = [
+            (tokio::spawn(async { panic!("a bug") }), "the watches panicked"),
+            (tokio::spawn(async {}), "the watches ended by themselves"),
+        ];
+        for (watching, words) in ends {
+            let shutdown = CancellationToken::new();
+            let error = together(shutdown.cancelled(), watching, &shutdown).await.unwrap_err();
+            assert_eq!(error.to_string(), words);
+            assert!(shutdown.is_cancelled());
+        }
+        let shutdown = CancellationToken::new();
+        let watching = tokio::spawn(shutdown.clone().cancelled_owned());
+        shutdown.cancel();
+        together(shutdown.cancelled(), watching, &shutdown).await.unwrap();
+    }
+}
