@@ -44,9 +44,10 @@ const BESIDE: [&str; 2] = ["docs", "image"];
 
 /// Pods of the scenarios in which many come and go.
 const PODS: &str = "300";
-/// Seconds of each of the soak test's nodes, and the number of random schedules.
+/// Seconds of each of the soak test's nodes, and the numbers of random schedules and of those of the whole extender.
 const SOAK_SECONDS: &str = "600";
 const SCHEDULES: &str = "100000";
+const SHELL_SCHEDULES: &str = "300";
 
 /// What takes too long for every commit, ending on the counts of its tests.
 pub(crate) fn nightly(first: u64) -> Result<()> {
@@ -59,12 +60,14 @@ pub(crate) fn nightly(first: u64) -> Result<()> {
         let mut soak = cargo(&["test", "--locked", "--package", "gantry-e2e", "--test", "soak"]);
         counted(soak.env("GANTRY_SOAK_SECONDS", SOAK_SECONDS).args(["--", "--nocapture"]))
     })?;
-    counts += step("random schedules", || {
-        let words = ["test", "--locked", "--release", "--package", "gantry-extender", "--test", "schedules"];
-        let mut schedules = cargo(&words);
-        schedules.env("GANTRY_FIRST", first.to_string()).env("GANTRY_SCHEDULES", SCHEDULES);
-        counted(schedules.args(["--", "--nocapture"]))
-    })?;
+    for (test, count) in [("schedules", SCHEDULES), ("shell", SHELL_SCHEDULES)] {
+        counts += step(&format!("random schedules: {test}"), || {
+            let words = ["test", "--locked", "--release", "--package", "gantry-extender", "--test", test];
+            let mut schedules = cargo(&words);
+            schedules.env("GANTRY_FIRST", first.to_string()).env("GANTRY_SCHEDULES", count);
+            counted(schedules.args(["--", "--nocapture"]))
+        })?;
+    }
     step("two builds of the program", image::reproduce)?;
     counts.conclude()
 }

@@ -4,7 +4,7 @@
 //! HTTP: connections that end in the middle of a message, bytes that arrive late or not at all, replicas that are killed.
 //! While faults happen nothing may be wrong; afterwards every job runs to its end, and no device is lost.
 //!
-//! `GANTRY_SCHEDULES=100` runs more, `GANTRY_SEED=7` one. A seed determines what happens to the network, the replicas and
+//! `GANTRY_SCHEDULES=100` runs more, `GANTRY_FIRST=500` others, `GANTRY_SEED=7` one. A seed determines what happens to the network, the replicas and
 //! the jobs; the scheduler's choice among equal nodes and the jitter of back-offs differ from run to run.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, missing_docs)]
 
@@ -34,12 +34,15 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 const NODES: usize = 3;
-const JOBS: u32 = 12;
+const JOBS: u32 = 16;
 /// How long faults happen.
-const FAULTS: Duration = Duration::from_secs(180);
+const FAULTS: Duration = Duration::from_secs(120);
 /// After the last fault, all jobs have ended by then.
 const CALM: Duration = Duration::from_secs(900);
-const SCHEDULES: u64 = 6;
+const SCHEDULES: u64 = 4;
+/// After a longer silence the bytes that waited are lost: a Binding that is carried out later than this may name devices that were granted
+/// again, which is accepted (`../schedules/README.md`, "Guaranteed by time only").
+const LATEST: Duration = Duration::from_secs(3);
 
 /// What is done to the extenders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,8 +70,8 @@ const ALL: [Fault; 7] = [
 fn jobs_run_and_nothing_is_granted_twice_whatever_fails() {
     let number = |name| std::env::var(name).ok().map(|text: String| text.parse::<u64>().unwrap());
     let seed = number("GANTRY_SEED");
-    let first = seed.unwrap_or(0);
-    let end = seed.map_or_else(|| number("GANTRY_SCHEDULES").unwrap_or(SCHEDULES), |seed| seed + 1);
+    let first = seed.or_else(|| number("GANTRY_FIRST")).unwrap_or(0);
+    let end = first + if seed.is_some() { 1 } else { number("GANTRY_SCHEDULES").unwrap_or(SCHEDULES) };
     let next = AtomicU64::new(first);
     let work = || {
         let mut happened = BTreeMap::new();
@@ -211,6 +214,9 @@ impl<'a> Replicas<'a> {
             let link = link.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(last).await;
+                if last > LATEST {
+                    link.cut();
+                }
                 link.heal();
             });
         };
@@ -255,7 +261,7 @@ impl Job {
     fn draw(number: u32, dice: &mut Dice) -> Self {
         let members = [1, 1, 2, 3, 4, 6][dice.index(6)];
         let gpus = [1, 2, 4][dice.index(if members > 4 { 2 } else { 3 })];
-        Self { name: format!("job-{number}"), members, gpus, runs: dice.range(2, 30), loses: dice.mille(400) }
+        Self { name: format!("job-{number}"), members, gpus, runs: dice.range(2, 40), loses: dice.mille(400) }
     }
 
     fn pod(&self, number: u32, generation: u32) -> serde_json::Value {
@@ -283,7 +289,7 @@ async fn run(cluster: Arc<Cluster>, job: Job, seed: u64) {
         let pod = pods.create(&PostParams::default(), &pod).await.unwrap();
         (pod.name_any(), pod.uid().unwrap())
     };
-    tokio::time::sleep(Duration::from_secs(dice.range(0, 90))).await;
+    tokio::time::sleep(Duration::from_secs(dice.range(0, 80))).await;
     let mut members = Vec::new();
     for number in 0..job.members {
         members.push(create(number, 0).await);
