@@ -16,6 +16,8 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf};
 use tokio::sync::{Mutex, mpsc, watch};
 
+use crate::dice::Dice;
+
 /// Bytes that a pipe holds before its writer waits.
 const PIPE: usize = 64 * 1024;
 /// Bytes that the relay carries at once.
@@ -35,29 +37,48 @@ struct Condition {
 
 /// The way between two parties.
 #[derive(Debug, Clone)]
-pub(crate) struct Link(Arc<watch::Sender<Condition>>);
+pub(crate) struct Link {
+    condition: Arc<watch::Sender<Condition>>,
+    /// Each connection has a latency of its own, so that a watch is ahead of an answer or behind it.
+    lags: Option<Arc<std::sync::Mutex<Dice>>>,
+}
 
 impl Link {
-    pub(crate) fn new() -> Self {
-        Self(Arc::new(watch::Sender::new(Condition::default())))
+    /// One without faults and without latency.
+    pub(crate) fn sound() -> Self {
+        Self { condition: Arc::new(watch::Sender::new(Condition::default())), lags: None }
+    }
+
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { lags: Some(Arc::new(std::sync::Mutex::new(Dice::new(seed)))), ..Self::sound() }
+    }
+
+    /// The latency of the next connection.
+    fn lag(&self) -> Duration {
+        let lag = |dice: &Arc<std::sync::Mutex<Dice>>| {
+            let mut dice = dice.lock().unwrap();
+            let most = [2, 20, 400][dice.index(3)];
+            Duration::from_millis(dice.below(most))
+        };
+        self.lags.as_ref().map_or(Duration::ZERO, lag)
     }
 
     pub(crate) fn set_latency(&self, latency: Duration) {
-        self.0.send_modify(|condition| condition.latency = latency);
+        self.condition.send_modify(|condition| condition.latency = latency);
     }
 
     pub(crate) fn set_silent(&self, silent: bool) {
-        self.0.send_modify(|condition| condition.silent = silent);
+        self.condition.send_modify(|condition| condition.silent = silent);
     }
 
     /// Ends all connections, with what is under way in them.
     pub(crate) fn cut(&self) {
-        self.0.send_modify(|condition| condition.cuts += 1);
+        self.condition.send_modify(|condition| condition.cuts += 1);
     }
 
     /// Ends all connections, and refuses others.
     pub(crate) fn take_down(&self) {
-        self.0.send_modify(|condition| {
+        self.condition.send_modify(|condition| {
             condition.cuts += 1;
             condition.down = true;
         });
@@ -65,7 +86,7 @@ impl Link {
 
     /// Ends what was done to it. Bytes that were held back arrive now.
     pub(crate) fn heal(&self) {
-        self.0.send_modify(|condition| {
+        self.condition.send_modify(|condition| {
             *condition = Condition { cuts: condition.cuts, ..Condition::default() };
         });
     }
@@ -75,24 +96,29 @@ impl Link {
     /// # Errors
     /// The link is down.
     pub(crate) async fn open(&self) -> io::Result<(Pipe, DuplexStream)> {
-        let mut condition = self.0.subscribe();
+        let mut condition = self.condition.subscribe();
         let now = *condition.wait_for(|condition| !condition.silent).await.map_err(io::Error::other)?;
         if now.down {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let (client, near) = tokio::io::duplex(PIPE);
         let (far, server) = tokio::io::duplex(PIPE);
-        tokio::spawn(relay(near, far, condition));
+        tokio::spawn(relay(near, far, condition, self.lag()));
         Ok((Pipe(client), server))
     }
 }
 
-async fn relay(near: DuplexStream, far: DuplexStream, mut condition: watch::Receiver<Condition>) {
+async fn relay(
+    near: DuplexStream,
+    far: DuplexStream,
+    mut condition: watch::Receiver<Condition>,
+    lag: Duration,
+) {
     let cuts = condition.borrow_and_update().cuts;
     let (from_client, to_client) = tokio::io::split(near);
     let (from_server, to_server) = tokio::io::split(far);
-    let there = carry(from_client, to_server, condition.clone());
-    let back = carry(from_server, to_client, condition.clone());
+    let there = carry(from_client, to_server, condition.clone(), lag);
+    let back = carry(from_server, to_client, condition.clone(), lag);
     tokio::select! {
         _ = async { tokio::join!(there, back) } => {}
         _ = condition.wait_for(|condition| condition.cuts != cuts) => {}
@@ -103,12 +129,13 @@ async fn carry(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut condition: watch::Receiver<Condition>,
+    lag: Duration,
 ) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK];
     loop {
         let count = from.read(&mut chunk).await?;
-        let latency =
-            condition.wait_for(|condition| !condition.silent).await.map_err(io::Error::other)?.latency;
+        let now = *condition.wait_for(|condition| !condition.silent).await.map_err(io::Error::other)?;
+        let latency = lag + now.latency;
         if !latency.is_zero() {
             tokio::time::sleep(latency).await;
         }

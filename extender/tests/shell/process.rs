@@ -62,8 +62,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub(crate) fn start(api: &Arc<ApiServer>, name: String) -> Self {
-        let to_api = Link::new();
+    pub(crate) fn start(api: &Arc<ApiServer>, name: String, seed: u64) -> Self {
+        let to_api = Link::new(seed);
         let shutdown = CancellationToken::new();
         let (connections, incoming) = Incoming::new();
         let command = Args::augment_args(clap::Command::new("extender"));
@@ -72,7 +72,14 @@ impl Process {
         let args = Args::from_arg_matches(&command.get_matches_from(words)).unwrap();
         let listeners = Listeners { all: incoming, metrics: None };
         let running = Daemon::new(args).unwrap().run(client(api, &to_api), listeners, None, shutdown.clone());
-        Self { name, to_api, from_scheduler: Link::new(), connections, shutdown, task: tokio::spawn(running) }
+        Self {
+            name,
+            to_api,
+            from_scheduler: Link::new(!seed),
+            connections,
+            shutdown,
+            task: tokio::spawn(running),
+        }
     }
 
     /// Ends it as a rollout does: what is under way is finished.
