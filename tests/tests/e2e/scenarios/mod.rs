@@ -1,6 +1,7 @@
 //! The scenarios. Each sets up a state, causes events and checks the result.
 
 mod bypass;
+mod certificates;
 mod churn;
 mod device_lists;
 mod failures;
@@ -245,6 +246,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_schedulers::foreign_gang_reserves_on_first_request.long(),
         scheduler_settings::ignorable_extender_is_left_out.long(),
         scheduler_settings::unmanaged_resource_gets_no_grant.long(),
+        certificates::expired_certificate_holds_gpu_pods_back,
+        certificates::rotated_token_and_authority_are_read.long(),
         gangs_schedulers::basic_group_pods_are_scheduled_singly.needs(Feature::BetaPodGroups),
         gangs_integrations::marks_of_other_schedulers_make_gangs,
         gangs_integrations::parallel_stateful_set_is_a_gang.core(),

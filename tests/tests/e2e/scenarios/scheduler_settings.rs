@@ -45,7 +45,7 @@ pub(super) async fn unmanaged_resource_gets_no_grant(bed: &Bed) -> Result<()> {
 }
 
 /// Plays a story with another setting of kube-scheduler.
-async fn with_setting(
+pub(super) async fn with_setting(
     bed: &Bed,
     (setting, other): (&str, &str),
     story: impl AsyncFnOnce() -> Result<()>,
