@@ -2,6 +2,8 @@
 //! another victim suffices. Victims are evicted, and the preemptor gets the freed GPUs.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::GangPhase;
@@ -11,12 +13,14 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use super::churn::nothing_is_left;
 use crate::bed::Bed;
-use crate::gangs::{Crew, GANG_LIMIT, Scene, name_of};
+use crate::gangs::{Crew, GANG_LIMIT, Scene, brief, name_of};
 use crate::records::Stay;
+use crate::views::Metrics;
 use crate::{pods, records};
 
 /// The priority class of the preemptors; all other pods have priority 0.
@@ -128,6 +132,82 @@ pub(super) async fn surplus_member_goes_rather_than_its_gang(bed: &Bed) -> Resul
     scene.disband(&urgent).await?;
     scene.disband(&elastic).await?;
     nothing_is_left(bed).await
+}
+
+/// How long victims may take in addition to their grace period.
+const EVICTION: Duration = Duration::from_secs(120);
+
+/// The runtime of a victim's container hangs, so that kubelet never ends the pod. The gang releases what it reserved, takes
+/// no other victim, and runs once the pod has ended.
+pub(super) async fn victim_that_never_ends_is_given_up(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-preempt-hangs").await?;
+    make_class(bed).await?;
+    let nodes = bed.cluster().nodes();
+    for (pod, node) in [("victim", &nodes[0]), ("bystander", &nodes[1])] {
+        scene.create_all([on_node(pods::sleeper(pod, 8)?, node.name())?]).await?;
+    }
+    let victim = pods::running(&scene.pods, "victim").await?;
+    let bystander = pods::running(&scene.pods, "bystander").await?;
+    let runtime = runtime_of(&victim)?;
+    let urgent = Crew::new("urgent", 1, 8).of_class(IMPORTANT);
+    kill_process(runtime, Signal::STOP)?;
+    let outcome = async {
+        scene.create_all([on_node(urgent.pod(0)?, nodes[0].name())?]).await?;
+        scene.phase(&urgent.name, GangPhase::Preempting).await?;
+        let start = Instant::now();
+        let status = scene.phase(&urgent.name, GangPhase::Backoff).await?;
+        let lasted = start.elapsed();
+        ensure!(lasted >= EVICTION, "{} after {lasted:?}", brief(&status));
+        ensure!(status.message.starts_with("the evicted pods were not gone in time"), "{}", status.message);
+        Metrics::settled(bed, &[("gang_reservations", 0.0)]).await?;
+        let late = scene.pods.get("victim").await?;
+        ensure!(
+            late.metadata.deletion_timestamp.is_some() && late.metadata.uid == victim.metadata.uid,
+            "{late:?}"
+        );
+        let other = scene.pods.get("bystander").await?;
+        let is_disturbed =
+            other.metadata.deletion_timestamp.is_some() || other.metadata.uid != bystander.metadata.uid;
+        ensure!(!is_disturbed, "{other:?}");
+        scene.holds_nothing(&urgent).await
+    }
+    .await;
+    kill_process(runtime, Signal::CONT)?;
+    outcome?;
+    is_gone(&scene, "victim").await?;
+    scene.runs(&urgent).await?;
+    scene.delete("bystander").await?;
+    scene.disband(&urgent).await?;
+    nothing_is_left(bed).await
+}
+
+/// The same pod, for a node.
+pub(super) fn on_node(mut pod: Pod, node: &str) -> Result<Pod> {
+    let spec = pod.spec.as_mut().context("a pod has a spec")?;
+    spec.node_selector = Some([("kubernetes.io/hostname".to_owned(), node.to_owned())].into());
+    Ok(pod)
+}
+
+/// The process of containerd that starts and ends the containers of a pod.
+fn runtime_of(pod: &Pod) -> Result<Pid> {
+    let containers = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    let container = containers.into_iter().find_map(|container| container.container_id.as_deref());
+    let id = container.and_then(|id| id.strip_prefix("containerd://")).context("the pod has a container")?;
+    let processes = fs::read_dir("/proc")?.flatten().map(|entry| entry.path());
+    let is_in_it = |process: &std::path::PathBuf| {
+        fs::read_to_string(process.join("cgroup")).is_ok_and(|groups| groups.contains(id))
+    };
+    for process in processes.filter(is_in_it) {
+        // The parent is the last of the fields before which the name in parentheses is.
+        let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
+        let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1));
+        let Some(parent) = parent.and_then(|parent| parent.parse().ok()) else { continue };
+        let name = fs::read_to_string(format!("/proc/{parent}/comm")).unwrap_or_default();
+        if name.starts_with("containerd-shim") {
+            return Pid::from_raw(parent).context("a process ID");
+        }
+    }
+    anyhow::bail!("no process of container {id}")
 }
 
 pub(super) async fn make_class(bed: &Bed) -> Result<()> {

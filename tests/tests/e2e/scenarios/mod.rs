@@ -214,6 +214,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_preempt::gang_preempts_whole_gang_within_budgets.core(),
         gangs_preempt::single_pod_preempts_without_breaking_gangs.core(),
         gangs_preempt::surplus_member_goes_rather_than_its_gang,
+        gangs_preempt::victim_that_never_ends_is_given_up.long(),
         gangs_spares::replacement_takes_lent_spare,
         gangs_failures::extender_and_scheduler_killed_in_all_phases.long(),
         gangs_failures::kubelets_killed_in_all_phases.long(),
