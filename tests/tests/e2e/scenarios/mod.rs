@@ -3,6 +3,7 @@
 mod bypass;
 mod certificates;
 mod churn;
+mod connections;
 mod device_lists;
 mod failures;
 mod full_disks;
@@ -249,6 +250,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         scheduler_settings::unmanaged_resource_gets_no_grant.long(),
         certificates::expired_certificate_holds_gpu_pods_back,
         certificates::rotated_token_and_authority_are_read.long(),
+        connections::silent_watches_are_opened_again.long(),
         gangs_schedulers::basic_group_pods_are_scheduled_singly.needs(Feature::BetaPodGroups),
         gangs_integrations::marks_of_other_schedulers_make_gangs,
         gangs_integrations::parallel_stateful_set_is_a_gang.core(),
