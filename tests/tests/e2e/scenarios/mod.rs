@@ -39,6 +39,7 @@ mod node_config;
 mod operate;
 mod page;
 mod placement;
+mod replicas;
 mod requests;
 mod rights;
 mod samples;
@@ -251,6 +252,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         certificates::expired_certificate_holds_gpu_pods_back,
         certificates::rotated_token_and_authority_are_read.long(),
         connections::silent_watches_are_opened_again.long(),
+        replicas::unelected_extenders_grant_devices_twice.long(),
         gangs_schedulers::basic_group_pods_are_scheduled_singly.needs(Feature::BetaPodGroups),
         gangs_integrations::marks_of_other_schedulers_make_gangs,
         gangs_integrations::parallel_stateful_set_is_a_gang.core(),
