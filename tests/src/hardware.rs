@@ -43,6 +43,12 @@ impl Hardware {
         Ok(Self { folder, installed })
     }
 
+    /// The folder with the library and the machine.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Adds a device node of a companion driver, such as `gdrdrv`, until the GPUs are installed again. No driver is
     /// behind it.
     ///

@@ -7,11 +7,12 @@
 mod pods;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{ExitCode, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::names::{GPU_RESOURCE, GRANT_ANNOTATION};
@@ -21,18 +22,24 @@ use gantry_e2e::helm::{Helm, chart};
 use gantry_e2e::{
     BUSYBOX_IMAGE, Cluster, ClusterOptions, NodeOptions, SCHEDULER_IMAGE, gantry, podresources, until,
 };
-use k8s_openapi::api::core::v1::{Node, Pod};
+use gantry_nvml_sim::control::Controller;
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, Node, Pod};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(90);
+/// How long a restart by kubelet may take, after a hang of five minutes too.
+const RESTART_LIMIT: Duration = Duration::from_secs(480);
 /// The user of `securityContext`, and of the image.
 const USER: &str = "65532";
 
 type Story = fn(&Bed) -> Result<()>;
+
+/// Takes more than six minutes: it runs nightly, and if a filter names it.
+const HANG: &str = "hanging_nvml_restarts_the_plugin";
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
@@ -42,17 +49,22 @@ fn main() -> ExitCode {
         eprintln!("tests of the image are skipped: {why}");
     }
     let bed = Arc::new(Mutex::new(None));
-    let stories: [(&str, Story); 9] = [
+    let stories: [(&str, Story); 13] = [
         ("daemons_become_ready_as_pods", |bed| bed.on(become_ready(bed))),
         ("containers_have_no_more_than_they_need", |bed| bed.on(confined(bed))),
         ("gpu_pod_gets_its_grant", |bed| bed.on(granted(bed))),
         ("killed_plugin_comes_back_and_serves", |bed| bed.on(plugin_killed(bed))),
+        ("overwritten_library_restarts_the_plugin", |bed| bed.on(library_overwritten(bed))),
+        (HANG, |bed| bed.on(nvml_hangs(bed))),
         ("kubelet_restart_keeps_pods_and_devices", |bed| bed.on(kubelet_restarted(bed))),
+        ("rollout_of_the_plugin_keeps_devices", |bed| bed.on(plugin_rolled_out(bed))),
+        ("extender_over_its_memory_limit_restarts", |bed| bed.on(memory_exceeded(bed))),
         ("deleted_scheduler_pods_are_replaced", |bed| bed.on(scheduler_deleted(bed))),
         ("own_scheduler_runs_every_sample", |bed| bed.on(own_runs_samples(bed))),
         ("plugin_alone_runs_the_first_sample", |bed| bed.on(alone_runs_sample(bed))),
         ("clusters_scheduler_runs_every_sample", |bed| bed.on(existing_runs_samples(bed))),
     ];
+    let is_filtered = arguments.filter.is_some();
     let trials = stories.map(|(name, story)| {
         let bed = Arc::clone(&bed);
         let test = move || {
@@ -61,9 +73,14 @@ fn main() -> ExitCode {
                 Some(bed) => place.insert(bed),
                 None => place.insert(Bed::up().map_err(|error| Failed::from(format!("{error:#}")))?),
             };
-            story(bed).map_err(|error| Failed::from(format!("{error:#}\n{}", bed.on(bed.state()))))
+            let start = Instant::now();
+            let outcome = story(bed);
+            eprint!("{:.1} s, ", start.elapsed().as_secs_f64());
+            outcome.map_err(|error| Failed::from(format!("{error:#}\n{}", bed.on(bed.state()))))
         };
-        Trial::test(name, test).with_ignored_flag(unsupported.is_some())
+        let waits = name == HANG && !is_filtered;
+        let trial = Trial::test(name, test).with_ignored_flag(unsupported.is_some() || waits);
+        if waits { trial.with_kind("nightly") } else { trial }
     });
     let conclusion = libtest_mimic::run(&arguments, trials.into());
     let bed = bed.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -81,7 +98,7 @@ struct Bed {
     runtime: tokio::runtime::Runtime,
     cluster: Cluster,
     binary: PathBuf,
-    _hardware: Hardware,
+    hardware: Hardware,
 }
 
 impl Bed {
@@ -99,7 +116,7 @@ impl Bed {
             let hardware = Hardware::install(&cluster.nodes()[0], &gantry::machine_file("dgx1-v100"))?;
             anyhow::Ok((cluster, hardware))
         })?;
-        let bed = Self { runtime, cluster, binary, _hardware: hardware };
+        let bed = Self { runtime, cluster, binary, hardware };
         bed.upgrade(&["scheduler.mode=own"])?;
         Ok(bed)
     }
@@ -222,6 +239,38 @@ impl Bed {
             Err(format!("{:?}", statuses.map(|status| &status.container_statuses).collect::<Vec<_>>()))
         });
         Ok(ready.await?)
+    }
+
+    /// Waits until a container of a daemon was restarted since there were so many restarts, and returns how it ended.
+    async fn restarted(&self, name: &str, container: &str, before: i32) -> Result<ContainerStateTerminated> {
+        let ended = until(format!("{container} restarted"), RESTART_LIMIT, async || {
+            let pods = self.daemons(name).await.map_err(|error| error.to_string())?;
+            if restarts(&pods) <= before {
+                return Err(format!("{} restarts", restarts(&pods)));
+            }
+            let statuses = pods.iter().filter_map(|pod| pod.status.as_ref()?.container_statuses.as_ref());
+            let states = statuses.flatten().filter(|status| status.name == container);
+            let mut ends = states.filter_map(|status| status.last_state.as_ref()?.terminated.clone());
+            ends.next().ok_or_else(|| "another container was restarted".to_owned())
+        });
+        Ok(ended.await?)
+    }
+
+    /// Waits until a probe of the only pod of a daemon returns this code, with these words in its text.
+    async fn probe(&self, name: &str, path: &str, code: u16, words: &str) -> Result<()> {
+        let found = until(format!("{path} is {code} with {words:?}"), RESTART_LIMIT, async || {
+            let pods = self.daemons(name).await.map_err(|error| error.to_string())?;
+            let address = pods.first().and_then(|pod| pod.status.as_ref()?.pod_ip.clone());
+            let address = address.ok_or("no address")?;
+            let ask = format!(
+                "exec 3<>/dev/tcp/{address}/9410; printf 'GET {path} HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"
+            );
+            let text = self.cluster.nodes()[0].exec(&["bash", "-c", &ask]).await;
+            let text = text.map_err(|error| error.to_string())?;
+            let is_code = text.split(' ').nth(1) == Some(&code.to_string());
+            if is_code && text.contains(words) { Ok(()) } else { Err(text) }
+        });
+        Ok(found.await?)
     }
 
     /// Waits until kubelet reports every GPU to the API server.
@@ -384,6 +433,132 @@ async fn plugin_killed(bed: &Bed) -> Result<()> {
     bed.run("after-delete", 1).await?;
     bed.delete("after-kill").await?;
     bed.delete("after-delete").await
+}
+
+/// A program writes into NVML's library while the plugin runs, as `cp` and `rsync --inplace` do, and is slow about it.
+async fn library_overwritten(bed: &Bed) -> Result<()> {
+    let devices = bed.devices("first").await?;
+    let before = bed.daemons(PLUGIN).await?;
+    let library = bed.hardware.folder().join(gantry_nvml_sim::LIBRARY_NAME);
+    let whole = fs::read(&library)?;
+    let (begin, rest) = whole.split_at(8192);
+    fs::write(&library, begin)?;
+    let outcome = async {
+        let ended = bed.restarted(PLUGIN, "plugin", restarts(&before)).await?;
+        ensure!(ended.exit_code == 135, "{ended:?}");
+        bed.probe(PLUGIN, "/readyz", 503, "the file is incomplete").await?;
+        ensure!(bed.devices("first").await? == devices, "a running pod lost its devices");
+        anyhow::Ok(())
+    }
+    .await;
+    OpenOptions::new().append(true).open(&library)?.write_all(rest)?;
+    outcome?;
+    bed.probe(PLUGIN, "/readyz", 200, "").await?;
+    let after = bed.ready(PLUGIN, 1).await?;
+    ensure!(names(&before) == names(&after), "the pod was replaced");
+    bed.offered("8").await?;
+    bed.run("after-overwrite", 2).await?;
+    bed.delete("after-overwrite").await
+}
+
+/// A call of NVML does not return. kubelet restarts the container when the liveness probe has failed for a minute.
+async fn nvml_hangs(bed: &Bed) -> Result<()> {
+    const CALL: &str = "nvmlEventSetWait_v2";
+    let before = bed.ready(PLUGIN, 1).await?;
+    let driver = Controller::attach(bed.hardware.folder())?;
+    driver.hang_call(CALL)?;
+    let start = Instant::now();
+    let outcome = async {
+        bed.probe(PLUGIN, "/readyz", 503, "NVML hangs").await?;
+        bed.probe(PLUGIN, "/healthz", 503, "").await?;
+        let given_up = start.elapsed();
+        let ended = bed.restarted(PLUGIN, "plugin", restarts(&before)).await?;
+        ensure!(given_up >= Duration::from_secs(300), "given up after {given_up:?}, ended {ended:?}");
+        anyhow::Ok(())
+    }
+    .await;
+    driver.clear_rule(CALL)?;
+    outcome?;
+    bed.probe(PLUGIN, "/readyz", 200, "").await?;
+    bed.ready(PLUGIN, 1).await?;
+    bed.offered("8").await?;
+    bed.run("after-hang", 2).await?;
+    bed.delete("after-hang").await
+}
+
+/// A new template of the DaemonSet replaces the pod of the plugin.
+async fn plugin_rolled_out(bed: &Bed) -> Result<()> {
+    let devices = bed.devices("first").await?;
+    let before = bed.daemons(PLUGIN).await?;
+    bed.upgrade(&["scheduler.mode=own", "plugin.podAnnotations.rollout=another"])?;
+    until("another pod of the plugin", LIMIT, async || {
+        let now = bed.daemons(PLUGIN).await.map_err(|error| error.to_string())?;
+        let is_new = now.len() == 1 && names(&now) != names(&before) && is_ready(&now[0]);
+        if is_new { Ok(()) } else { Err(format!("{:?}", names(&now))) }
+    })
+    .await?;
+    // 10 % of one node is one node: the DaemonSet waits for no other pod.
+    let strategy = ["-n", NAMESPACE, "get", "daemonset", PLUGIN, "-o", "jsonpath={.spec.updateStrategy}"];
+    let strategy: Value = serde_json::from_str(&bed.cluster.kubectl(&strategy).await?)?;
+    ensure!(strategy["rollingUpdate"]["maxUnavailable"] == "10%", "{strategy}");
+    bed.offered("8").await?;
+    ensure!(bed.devices("first").await? == devices, "a running pod lost its devices");
+    bed.run("after-rollout", 2).await?;
+    bed.delete("after-rollout").await
+}
+
+/// Requests that wait for their last byte take more memory than the extender may have.
+async fn memory_exceeded(bed: &Bed) -> Result<()> {
+    const MEMORY: &str = "24Mi";
+    // Below --body-limit, and so many as the extender reads at once.
+    const BODY: usize = 15 * 1024 * 1024;
+    const REQUESTS: usize = 2;
+    let before = bed.ready(EXTENDER, 2).await?;
+    let pod = names(&before)[0];
+    let uid = before[0].metadata.uid.as_deref().context("a UID")?;
+    let resources = json!({ "requests": { "memory": MEMORY }, "limits": { "memory": MEMORY } });
+    let patch =
+        json!({ "spec": { "containers": [{ "name": "extender", "resources": resources }] } }).to_string();
+    bed.cluster
+        .kubectl(&["-n", NAMESPACE, "patch", "pod", pod, "--subresource=resize", "-p", &patch])
+        .await?;
+    let (groups, process) = processes("extender")
+        .into_iter()
+        .filter_map(|process| Some((fs::read_to_string(process.join("cgroup")).ok()?, process)))
+        .find(|(groups, _)| groups.contains(uid))
+        .context("no extender of the pod")?;
+    let group = groups.lines().find_map(|line| line.split_once(":memory:")).context("no group of memory")?.1;
+    let limit = format!("/sys/fs/cgroup/memory{group}/memory.limit_in_bytes");
+    until("kubelet applies the limit", RESTART_LIMIT, async || {
+        let limit = fs::read_to_string(&limit).map_err(|error| error.to_string())?;
+        if limit.trim() == (24 << 20).to_string() { Ok(()) } else { Err(limit) }
+    })
+    .await?;
+
+    let pid = process.file_name().and_then(|name| name.to_str()).context("a process ID")?;
+    let head = format!(
+        "POST /filter HTTP/1.1\\r\\nHost: e\\r\\nContent-Type: application/json\\r\\nContent-Length: {BODY}"
+    );
+    let send = format!(
+        "exec 3<>/dev/tcp/127.0.0.1/8010; printf '{head}\\r\\n\\r\\n' >&3; head -c {} /dev/zero >&3; cat <&3",
+        BODY - 1
+    );
+    let mut clients = Vec::new();
+    for _ in 0..REQUESTS {
+        let mut client = tokio::process::Command::new("nsenter");
+        client
+            .args(["--target", pid, "--net", "--", "bash", "-c", &send])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        clients.push(client.kill_on_drop(true).spawn()?);
+    }
+    let ended = bed.restarted(EXTENDER, "extender", restarts(&before)).await?;
+    ensure!(ended.reason.as_deref() == Some("OOMKilled") && ended.exit_code == 137, "{ended:?}");
+    drop(clients);
+    let after = bed.ready(EXTENDER, 2).await?;
+    ensure!(names(&after) == names(&before), "a pod was replaced");
+    bed.run("after-memory", 2).await?;
+    bed.delete("after-memory").await
 }
 
 async fn kubelet_restarted(bed: &Bed) -> Result<()> {

@@ -40,7 +40,7 @@ pub(crate) fn all() -> Result<()> {
 }
 
 /// End-to-end tests that run after the tests without a cluster and beside the scenarios, so that both take equally long.
-const BESIDE: [&str; 2] = ["docs", "image"];
+const BESIDE: [&str; 2] = ["docs", IMAGE];
 
 /// Pods of the scenarios in which many come and go.
 const PODS: &str = "300";
@@ -51,10 +51,13 @@ const SHELL_SCHEDULES: &str = "300";
 
 /// What takes too long for every commit, ending on the counts of its tests.
 pub(crate) fn nightly(first: u64) -> Result<()> {
+    let programs = build()?;
     let mut counts = step("all scenarios", || {
-        let mut scenarios = end_to_end(&build()?[SCENARIOS]);
+        let mut scenarios = end_to_end(&programs[SCENARIOS]);
         counted(scenarios.env("GANTRY_PODS", PODS).arg("--include-ignored"))
     })?;
+    counts +=
+        step("all tests of the image", || counted(end_to_end(&programs[IMAGE]).arg("--include-ignored")))?;
     counts += step("soak test", || {
         run(&mut cargo(&["build", "--locked", "--package", "gantry"]))?;
         let mut soak = cargo(&["test", "--locked", "--package", "gantry-e2e", "--test", "soak"]);
@@ -122,6 +125,8 @@ fn depends_on_none(package: &[&str], excluded: &[&str]) -> Result<()> {
 /// The package of the end-to-end tests, and its test that has the scenarios.
 const END_TO_END: &str = "gantry-e2e";
 const SCENARIOS: &str = "e2e";
+/// Its test of the daemons as pods of the image.
+const IMAGE: &str = "image";
 
 /// Builds everything that tests are or start, and returns the end-to-end tests' programs by name. All packages are built
 /// together: cargo would build the dependencies of a selection of them again, with other features.
