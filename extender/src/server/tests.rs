@@ -164,9 +164,9 @@ async fn readiness_follows_lists_and_api_server() {
 
     let server = start(&cluster()).await;
     assert_eq!(server.get("/readyz").await, (503, "no response from the API server yet\n".to_owned()));
-    server.health.answered(Instant::now());
+    server.health.answered(gantry_runtime::now());
     assert_eq!(server.get("/readyz").await.0, 200);
-    if let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(20)) {
+    if let Some(long_ago) = gantry_runtime::now().checked_sub(Duration::from_secs(20)) {
         server.health.answered(long_ago);
         let (status, text) = server.get("/readyz").await;
         assert_eq!(status, 503);
@@ -219,7 +219,7 @@ async fn metrics_listener_has_no_verbs() {
     let (status, page) = Running::send_to(there, http::Request::get("/metrics"), "").await;
     assert_eq!(status, 200);
     assert!(page.contains("gantry_extender_nodes"), "{page}");
-    server.health.answered(Instant::now());
+    server.health.answered(gantry_runtime::now());
     for probe in ["/healthz", "/readyz", "/standbyz"] {
         let (status, text) = Running::send_to(there, http::Request::get(probe), "").await;
         assert_eq!((status, text.as_str()), (200, "ok\n"), "{probe}");
@@ -268,7 +268,7 @@ async fn standby_refuses_verbs_with_503() {
         let (status, text) = server.post(path, body.clone()).await;
         assert_eq!((status, text.as_str()), (503, "no extender leads yet; try again\n"));
     }
-    server.health.answered(Instant::now());
+    server.health.answered(gantry_runtime::now());
     assert_eq!(server.get("/readyz").await.0, 503);
     assert_eq!(server.get("/standbyz").await.0, 200);
     assert_eq!(server.get("/healthz").await.0, 200);
