@@ -40,6 +40,8 @@ kinds! {
     JobDeleted,
     JobEndedEarly,
     OwnerRestarts,
+    OwnerSlow,
+    VolumeMissing,
     Continued,
     NodeLost,
     GpuSick,
@@ -174,10 +176,12 @@ const RARE: &[&str] = &[
     "GaveWay",
     "NominatedBound",
     "Orphaned",
+    "OwnerSlow",
     "Preempted",
     "Restarted",
     "Restored",
     "SurplusEvicted",
+    "VolumeMissing",
     "GangEvent::CapacityShrunk",
     "GangEvent::ReleaseOrphaned",
     "GangEvent::ReleaseSurplus",
@@ -241,6 +245,11 @@ impl Coverage {
         for (all, more) in self.handled.iter_mut().zip(HANDLED.get()) {
             *all += more;
         }
+    }
+
+    /// A gang was to yield to another, and none did.
+    pub(crate) fn has_deadlock_unresolved(&self) -> bool {
+        self.handled[MachineEvent::YieldTo as usize] > 0 && self.played[Played::GaveWay as usize] == 0
     }
 
     pub(crate) fn add_all(&mut self, other: &Self) {

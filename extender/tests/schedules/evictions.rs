@@ -126,6 +126,14 @@ impl World {
         }
     }
 
+    /// At the end: gangs that were in a deadlock have yielded. Where a gang is restarted after a loss, its pods are deleted instead.
+    pub(crate) fn check_yielded(&mut self) {
+        let restarts = self.jobs.all.iter().any(|job| job.is_restarted());
+        if !restarts && self.coverage.has_deadlock_unresolved() {
+            self.wrong("gangs were in a deadlock, and none has yielded".to_owned());
+        }
+    }
+
     /// Whether a budget spares a pod now.
     pub(crate) fn is_spared(&mut self, pod: &Pod) -> bool {
         if self.is_restless() && !self.evictions.spared.contains_key(&pod.uid) {

@@ -148,6 +148,21 @@ impl Job {
         self.over.filter(|_| !runs)
     }
 
+    /// Pods that were made for it so far.
+    pub(crate) fn made(&self) -> u32 {
+        self.members.iter().map(|member| member.attempts).sum()
+    }
+
+    /// All of its members are deleted when one is lost.
+    pub(crate) fn is_restarted(&self) -> bool {
+        self.repair == Some("restart")
+    }
+
+    /// It may have more members than it needs.
+    pub(crate) fn is_elastic(&self) -> bool {
+        self.max.is_some()
+    }
+
     pub(crate) fn is_done(&self) -> bool {
         self.deleted || self.members.iter().all(|member| member.done)
     }
@@ -298,6 +313,7 @@ impl World {
             self.rival_gives_up();
         }
         self.check_over();
+        self.check_waiting();
     }
 
     /// A pod has done its work: its controller keeps that in mind, whatever becomes of the pod.
@@ -476,8 +492,12 @@ impl World {
 
     fn make_pod(&mut self, job: usize, number: usize) {
         let closed = self.jobs.closed;
-        let wait = self.dice.range(0, 1_500);
         let now = self.now;
+        let member = &self.jobs.all[job].members[number];
+        let wait = match member.again {
+            None if !closed => self.replaces_after(member.attempts > 0),
+            _ => self.dice.range(0, 1_500),
+        };
         // Once nothing fails any more, a job whose pod was lost leaves the next one to the scheduler: otherwise a pod of higher priority could
         // preempt it, and it could take the devices again, without end.
         let learns = self.now >= self.plan.restless && self.jobs.all[job].members[number].attempts > 0;

@@ -22,6 +22,7 @@ mod hostile;
 mod jobs;
 mod kubelet;
 mod scheduler;
+mod waiting;
 mod world;
 
 use std::cell::RefCell;
@@ -61,6 +62,8 @@ fn play(seed: u64, keep_log: bool) -> (End, Vec<String>) {
         // Not by the dice: the schedules without are as they were.
         spares: seed % 4 == 3,
         trees: seed % 5 == 2,
+        slow_owners: seed % 4 == 1,
+        late_volumes: seed % 6 == 1,
         hold: match dice.mille(300) {
             true => dice.range(1_000, 15_000),
             false => 600_000,
@@ -90,6 +93,7 @@ fn play(seed: u64, keep_log: bool) -> (End, Vec<String>) {
         world.check_empty();
     }
     world.coverage.add_machine_events();
+    world.check_yielded();
     let end = End {
         wrong: world.wrong.take().map(|wrong| wrong.0),
         hash: world.log.hash,

@@ -17,6 +17,7 @@ use crate::hostile::{Hostile, Snapshot};
 use crate::jobs::Jobs;
 use crate::kubelet::Kubelets;
 use crate::scheduler::Scheduler;
+use crate::waiting::Waits;
 
 /// When everything begins, in seconds since 1970.
 pub(crate) const BEGIN: i64 = 1_767_225_600;
@@ -197,6 +198,10 @@ pub(crate) struct Plan {
     pub(crate) spares: bool,
     /// Whether members of gangs are in trees of groups.
     pub(crate) trees: bool,
+    /// Whether some controllers make replacements minutes after the loss.
+    pub(crate) slow_owners: bool,
+    /// Whether members beyond the minimum have volumes that are not there for minutes.
+    pub(crate) late_volumes: bool,
     /// Milliseconds for which a lost member's place is kept, and a gang may be short until it gives way.
     pub(crate) hold: u64,
     /// What else goes on in the cluster.
@@ -237,6 +242,7 @@ pub(crate) struct World {
     pub(crate) kubelets: Kubelets,
     pub(crate) jobs: Jobs,
     pub(crate) evictions: Evictions,
+    pub(crate) waits: Waits,
     /// Pods that another scheduler has bound, and that no Gang lists as such.
     pub(crate) bound_unlisted: BTreeSet<String>,
     /// Gangs that were written as finished while their job was not.
@@ -270,6 +276,7 @@ impl World {
             kubelets: Kubelets::default(),
             jobs: Jobs::default(),
             evictions: Evictions::default(),
+            waits: Waits::default(),
             bound_unlisted: BTreeSet::new(),
             finished_early: BTreeSet::new(),
             snapshot: None,

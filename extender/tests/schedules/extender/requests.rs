@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Milliseconds after which the connection of a late request is lost.
+const BREAKS: u64 = 20;
+
 impl What {
     /// Binds go on when a term of leadership ends; all else that writes to the cluster ends with it and is begun anew with the next.
     fn is_for_a_bind(&self) -> bool {
@@ -54,6 +57,11 @@ impl World {
                     let late = self.dice.range(10, if fenced_by_time { 3_000 } else { 40_000 });
                     arrives += late;
                     self.note_fate(request, format_args!("is {late} ms late"));
+                    // Of some the connection is lost first, and a Binding of a single pod with it. Not by the dice, so that the
+                    // other schedules stay as they are.
+                    if late.is_multiple_of(3) {
+                        self.at(self.now + BREAKS, Event::Reply { request, lost: true });
+                    }
                     self.played(Played::RequestLate);
                 }
                 _ => {}

@@ -60,6 +60,10 @@ impl World {
         let Some(passed) = self.ask(pod, &nodes) else {
             return;
         };
+        if passed.is_ok() && self.lacks_volume(pod) {
+            self.played(Played::VolumeMissing);
+            return self.back_off(&pod.uid);
+        }
         match &passed {
             Err(words) => {
                 self.park(&pod.uid, true, words.clone());
