@@ -20,7 +20,7 @@ use crate::{Error, Result};
 const INIT: &str = include_str!("sandbox/init.sh");
 const START_LIMIT: Duration = Duration::from_secs(20);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
-const KILL_LIMIT: Duration = Duration::from_secs(10);
+const KILL_LIMIT: Duration = Duration::from_secs(60);
 
 /// A program to run in a sandbox.
 #[derive(Debug, Clone, Serialize, Deserialize)]
