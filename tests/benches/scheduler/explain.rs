@@ -12,6 +12,9 @@ use gantry_e2e::Cluster;
 use crate::case::Case;
 use crate::load;
 
+/// What so many nodes and pods of one namespace need.
+const OBJECT_MEMORY: &str = "--object-memory=256";
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// How often each question is asked.
@@ -33,7 +36,7 @@ pub(crate) async fn rounds(args: &Args, cluster: &Cluster, config: &Path, gantry
     load::create_nodes(cluster, args.nodes).await?;
     load::create_pods(cluster, args.pods, None).await?;
     Case::Gantry.write_config(config)?;
-    let extender = Case::Gantry.start_extender(cluster, gantry, &[]).await?;
+    let extender = Case::Gantry.start_extender(cluster, gantry, &[OBJECT_MEMORY.to_owned()]).await?;
     let scheduler = cluster.start_again("kube-scheduler").await?;
     load::all_bound(cluster, args.pods).await?;
     load::create_fat_pods(cluster, args.fat).await?;

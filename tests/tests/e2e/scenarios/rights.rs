@@ -218,6 +218,8 @@ pub(super) async fn daemons_write_only_their_own_events(bed: &Bed) -> Result<()>
         extender.create(&path, &good).await.with_context(|| format!("about a {kind}"))?;
         extender.patch(&format!("{path}/{name}"), &series).await.context("its own series")?;
     }
+    let refusal = event("extenders-claim", space, own, ("PersistentVolumeClaim", "p"), "ObjectTooLarge");
+    extender.create(&path, &refusal).await.context("about an object that is not read")?;
     for (by, kind, why) in [
         (("default-scheduler", EXTENDER), "Pod", "as gantry-extender only"),
         (own, "Secret", "about pods and Gangs only"),
