@@ -100,13 +100,6 @@ impl Process {
         self.task.is_finished()
     }
 
-    /// A connection from kube-scheduler.
-    async fn dial(link: Link, connections: mpsc::UnboundedSender<DuplexStream>) -> io::Result<Pipe> {
-        let (near, far) = link.open().await?;
-        connections.send(far).map_err(|_| io::Error::from(io::ErrorKind::ConnectionRefused))?;
-        Ok(near)
-    }
-
     /// Whether kubelet's probe finds it ready.
     async fn is_ready(connections: &mpsc::UnboundedSender<DuplexStream>) -> bool {
         let (mut near, far) = tokio::io::duplex(4096);
@@ -124,29 +117,46 @@ impl Process {
 /// The Service in front of the extenders: new connections go to the replica that was found ready last. Connections that
 /// exist stay where they are.
 #[derive(Clone, Default)]
-pub(crate) struct Endpoint(Arc<Mutex<Option<(Link, mpsc::UnboundedSender<DuplexStream>)>>>);
+pub(crate) struct Endpoint(Arc<Mutex<Option<Backend>>>);
+
+/// How a replica is reached.
+#[derive(Clone)]
+struct Backend {
+    link: Link,
+    connections: mpsc::UnboundedSender<DuplexStream>,
+}
+
+fn refused() -> io::Error {
+    io::ErrorKind::ConnectionRefused.into()
+}
+
+impl Backend {
+    /// A connection from kube-scheduler.
+    async fn dial(self) -> io::Result<Pipe> {
+        let (near, far) = self.link.open().await?;
+        self.connections.send(far).map_err(|_| refused())?;
+        Ok(near)
+    }
+}
 
 impl Endpoint {
     pub(crate) fn connector(&self) -> Connector {
         let endpoint = self.clone();
         Connector::new(move || {
             let current = endpoint.0.lock().unwrap().clone();
-            async move {
-                let (link, connections) =
-                    current.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionRefused))?;
-                Process::dial(link, connections).await
-            }
+            async move { current.ok_or_else(refused)?.dial().await }
         })
     }
 
     /// Probes a replica for as long as it runs.
     pub(crate) fn probe(&self, process: &Process) {
         let endpoint = self.clone();
-        let (link, connections) = (process.from_scheduler.clone(), process.connections.clone());
+        let backend =
+            Backend { link: process.from_scheduler.clone(), connections: process.connections.clone() };
         tokio::spawn(async move {
-            while !connections.is_closed() {
-                if Process::is_ready(&connections).await {
-                    *endpoint.0.lock().unwrap() = Some((link.clone(), connections.clone()));
+            while !backend.connections.is_closed() {
+                if Process::is_ready(&backend.connections).await {
+                    *endpoint.0.lock().unwrap() = Some(backend.clone());
                 }
                 tokio::time::sleep(PROBE_EVERY).await;
             }
