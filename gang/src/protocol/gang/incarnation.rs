@@ -311,9 +311,18 @@ impl Gang {
                 selection.iter().map(|(role, min)| reserved.get(&**role).map_or(0, |count| *count.min(min)));
             counts.fold(0, u32::saturating_add)
         };
-        // A lost member may have no reservation.
-        let with_most =
-            || selections(&|_| true).into_iter().min_by_key(|selection| Reverse(covered(selection)));
+        let placed = |selection: &Selection| {
+            decision
+                .reservations
+                .iter()
+                .filter(|reservation| selection.contains_key(&*reservation.role))
+                .count()
+        };
+        // A lost member may have no reservation. Where counts are equal, a group that is placed was decided later than one that has ended.
+        let with_most = || {
+            let all = selections(&|_| true).into_iter();
+            all.min_by_key(|selection| Reverse((covered(selection), placed(selection))))
+        };
         let same = selections(&is_whole).into_iter().next().or_else(with_most);
         // Too few groups have pods now, a minimum may have changed since, or pods of other groups are seen later. A member may have
         // ended well and its reservation still be written.

@@ -405,6 +405,25 @@ fn decision_about_no_pod_of_a_tree_is_forgotten() {
 }
 
 #[test]
+fn placed_group_goes_on_in_the_next_process_beside_an_ended_one() {
+    let groups = [("a", 2), ("b", 2)];
+    let mut world = tree(1, &groups[1..]);
+    let wanted = world.next().unwrap();
+    bind(&mut world, &wanted);
+    let mut status = world.status(TREE);
+    // One member of each group is known: one that has ended, and one that is bound.
+    status.completed = 1;
+    status.completed_by_role = [("a".to_owned(), 1)].into();
+    let decision = status.decision.as_mut().unwrap();
+    decision
+        .reservations
+        .retain(|reservation| reservation.pod.as_ref().is_some_and(|pod| pod.as_str() == "b1"));
+    let mut next = next_process(&status, 1, &groups, &["b1"]);
+    next.see(member("b2", in_group("b")));
+    assert_eq!(roles(&next.next().unwrap()), ["b"], "its replacement is placed");
+}
+
+#[test]
 fn next_process_counts_ended_members_for_their_group() {
     let groups = [("a", 2), ("b", 1)];
     let pods = ["a0", "a1", "b0"];
