@@ -1,5 +1,5 @@
-//! What is around the extenders: nodes with kubelet and plugin, which admit pods, end them, and publish who holds what;
-//! and a record of everything that the API server was told, by which a run is judged.
+//! The cluster around the extenders. Its nodes admit pods, end them, and publish the devices that each pod holds, as kubelet
+//! and plugin do. A record of all changes of pods and Gangs shows whether a run was correct.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -26,8 +26,6 @@ pub(crate) const GPUS: u32 = 8;
 struct Recorded {
     name: String,
     node: Option<String>,
-    /// Version in which it was bound.
-    bound_at: u64,
     devices: BTreeSet<String>,
     gang: Option<String>,
 }
@@ -39,7 +37,7 @@ struct Told {
     pods: BTreeMap<String, Recorded>,
     /// Members that were bound, by UID: gang, and version of the Binding.
     bound: BTreeMap<String, (String, u64)>,
-    /// By gang and UID, the first version of the Gang whose decision names the pod.
+    /// By gang and UID of the pod: the version of the Gang in which its decision first names the pod.
     decided: BTreeMap<(String, String), u64>,
     faults: Vec<String>,
 }
@@ -57,19 +55,13 @@ impl Record {
 
     fn saw(&self, pod: &Pod) {
         let uid = pod.uid().unwrap_or_default();
-        let annotations = pod.annotations();
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
         let version = pod.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0);
-        let grant = annotations
-            .get(names::GRANT_ANNOTATION)
-            .and_then(|text| serde_json::from_str::<Grant>(text).ok());
-        let held = grant.map(|grant| grant.held(GPU)).unwrap_or_default();
-        let devices: BTreeSet<String> = held.iter().map(ToString::to_string).collect();
-        let gang = annotations.get(names::GANG_ANNOTATION).cloned();
+        let devices = granted(pod);
+        let gang = pod.annotations().get(names::GANG_ANNOTATION).cloned();
         self.change(|told| {
             let before = told.pods.get(&uid);
             let is_bound_now = node.is_some() && before.is_none_or(|before| before.node.is_none());
-            let bound_at = if is_bound_now { version } else { before.map_or(0, |before| before.bound_at) };
             let name = pod.name_any();
             if is_bound_now {
                 if devices.is_empty() {
@@ -85,7 +77,7 @@ impl Record {
                     told.bound.insert(uid.clone(), (gang.clone(), version));
                 }
             }
-            told.pods.insert(uid, Recorded { name, node, bound_at, devices, gang });
+            told.pods.insert(uid, Recorded { name, node, devices, gang });
         });
     }
 
@@ -159,6 +151,13 @@ impl Cluster {
     pub(crate) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), "default")
     }
+}
+
+/// The devices of the pod's grant.
+fn granted(pod: &Pod) -> BTreeSet<String> {
+    let grant = pod.annotations().get(names::GRANT_ANNOTATION);
+    let grant = grant.and_then(|text| serde_json::from_str::<Grant>(text).ok());
+    grant.iter().flat_map(|grant| grant.held(GPU)).map(|device| device.to_string()).collect()
 }
 
 fn node_name(number: usize) -> String {
@@ -248,12 +247,8 @@ impl Kubelets {
     }
 
     async fn admit(&mut self, pod: &Pod, key: &(String, String)) {
-        let grant = pod.annotations().get(names::GRANT_ANNOTATION);
-        let grant = grant.and_then(|text| serde_json::from_str::<Grant>(text).ok());
-        let devices: Vec<String> =
-            grant.iter().flat_map(|grant| grant.held(GPU)).map(|device| device.to_string()).collect();
         let holder = json!({
-            "namespace": "default", "pod": pod.name_any(), "uid": key.1, "resource": GPU, "devices": devices,
+            "namespace": "default", "pod": pod.name_any(), "uid": key.1, "resource": GPU, "devices": granted(pod),
             "provenance": "PodResources", "state": "Live",
         });
         self.holders.insert(key.clone(), holder);
