@@ -21,6 +21,7 @@ use rcgen::{
 
 use super::churn::nothing_is_left;
 use super::gangs::restart_extender;
+use super::gangs_failures::with_other_extenders;
 use super::scheduler_settings::with_setting;
 use crate::bed::Bed;
 use crate::daemon_logs::Log;
@@ -158,18 +159,7 @@ const READ_AGAIN: Duration = Duration::from_secs(61);
 pub(super) async fn rotated_token_and_authority_are_read(bed: &Bed) -> Result<()> {
     bed.gpus().await?;
     let api = bed.namespace("e2e-rotated").await?;
-    let control = bed.cluster().control();
-    control.daemon(EXTENDER)?.stop().await?;
-    let outcome = rotate(bed, &api).await;
-    for name in [IN_POD, API_SERVER] {
-        if let Ok(daemon) = control.daemon(name) {
-            daemon.stop().await?;
-            control.forget(name)?;
-        }
-    }
-    control.run_again(EXTENDER).await?;
-    outcome?;
-    bed.gpus().await?.wait_until_ready(bed.cluster()).await?;
+    with_other_extenders(bed, [IN_POD, API_SERVER], async || rotate(bed, &api).await).await?;
     nothing_is_left(bed).await
 }
 

@@ -326,18 +326,34 @@ pub(super) async fn two_extenders_fail_over(bed: &Bed) -> Result<()> {
 pub(super) async fn with_two_extenders(bed: &Bed, story: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
     let control = bed.cluster().control();
     let binary = gantry::binary().context("no gantry beside this test")?;
+    let programs = REPLICAS.map(|(name, _)| name).into_iter().chain([SERVICE]);
+    with_other_extenders(bed, programs, async || {
+        for (name, listen) in REPLICAS {
+            bed.cluster().start_replica(&binary, name, Some(listen), &[]).await?;
+        }
+        let tool = env!("CARGO_BIN_EXE_gantry-cluster");
+        let backends = REPLICAS.map(|(_, listen)| listen);
+        service::start(control, tool, "127.0.0.1:8010", &backends).await?;
+        story().await
+    })
+    .await
+}
+
+/// Runs a scenario without the usual extender. Whatever comes of it, the programs that it starts are killed then, and the
+/// usual extender runs again.
+pub(super) async fn with_other_extenders(
+    bed: &Bed,
+    programs: impl IntoIterator<Item = &str>,
+    story: impl AsyncFnOnce() -> Result<()>,
+) -> Result<()> {
+    let control = bed.cluster().control();
     control.daemon(EXTENDER)?.stop().await?;
-    for (name, listen) in REPLICAS {
-        bed.cluster().start_replica(&binary, name, Some(listen), &[]).await?;
-    }
-    let tool = env!("CARGO_BIN_EXE_gantry-cluster");
-    let backends = REPLICAS.map(|(_, listen)| listen);
-    service::start(control, tool, "127.0.0.1:8010", &backends).await?;
     let outcome = story().await;
-    // One extender again, whatever came of it.
-    for name in REPLICAS.map(|(name, _)| name).into_iter().chain([SERVICE]) {
-        control.daemon(name)?.kill().await?;
-        control.forget(name)?;
+    for name in programs {
+        if let Ok(daemon) = control.daemon(name) {
+            daemon.kill().await?;
+            control.forget(name)?;
+        }
     }
     control.run_again(EXTENDER).await?;
     outcome?;

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::names::GPU_RESOURCE;
-use gantry_e2e::gantry::EXTENDER;
 use gantry_e2e::{gantry, until};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 
 use super::churn::nothing_is_left;
+use super::gangs_failures::with_other_extenders;
 use super::scheduler_settings::with_setting;
 use crate::bed::Bed;
 use crate::gangs::GANG_LIMIT;
@@ -34,35 +34,31 @@ pub(super) async fn unelected_extenders_grant_devices_twice(bed: &Bed) -> Result
     let api = bed.namespace(NAMESPACE).await?;
     let control = bed.cluster().control();
     let binary = gantry::binary().context("no gantry beside this test")?;
-    control.daemon(EXTENDER)?.stop().await?;
     let schedulers = format!("--scheduler-name=default-scheduler,{SECOND}");
-    for (name, listen) in REPLICAS {
-        bed.cluster().start_replica(&binary, name, Some(listen), std::slice::from_ref(&schedulers)).await?;
-        let mut program = control.program(name)?;
-        control.daemon(name)?.stop().await?;
-        program.args.retain(|arg| arg != "--leader-elect");
-        control.run(program).await?;
-    }
-    let own = format!("http://{}", REPLICAS[0].1);
-    let outcome = with_setting(bed, (USUAL, &own), async || {
-        start_second_scheduler(bed).await?;
-        for (_, listen) in REPLICAS {
-            let url = format!("http://{listen}/readyz");
-            let ask = ["busybox", "wget", "-q", "-O", "-", &url];
-            until(format!("{listen} is ready"), GANG_LIMIT, async || control.exec(&ask).await).await?;
+    let programs = REPLICAS.map(|(name, _)| name).into_iter().chain([SECOND]);
+    with_other_extenders(bed, programs, async || {
+        for (name, listen) in REPLICAS {
+            bed.cluster()
+                .start_replica(&binary, name, Some(listen), std::slice::from_ref(&schedulers))
+                .await?;
+            let mut program = control.program(name)?;
+            control.daemon(name)?.stop().await?;
+            program.args.retain(|arg| arg != "--leader-elect");
+            control.run(program).await?;
         }
-        overlap(bed, &api).await
+        let own = format!("http://{}", REPLICAS[0].1);
+        with_setting(bed, (USUAL, &own), async || {
+            start_second_scheduler(bed).await?;
+            for (_, listen) in REPLICAS {
+                let url = format!("http://{listen}/readyz");
+                let ask = ["busybox", "wget", "-q", "-O", "-", &url];
+                until(format!("{listen} is ready"), GANG_LIMIT, async || control.exec(&ask).await).await?;
+            }
+            overlap(bed, &api).await
+        })
+        .await
     })
-    .await;
-    for name in REPLICAS.map(|(name, _)| name).into_iter().chain([SECOND]) {
-        if let Ok(daemon) = control.daemon(name) {
-            daemon.stop().await?;
-            control.forget(name)?;
-        }
-    }
-    control.run_again(EXTENDER).await?;
-    outcome?;
-    bed.gpus().await?.wait_until_ready(bed.cluster()).await?;
+    .await?;
     nothing_is_left(bed).await
 }
 
