@@ -229,10 +229,15 @@ impl<'a> Replicas<'a> {
             });
         };
         match fault {
-            Fault::Kill => self.running[place].take().into_iter().for_each(Process::kill),
+            Fault::Kill => {
+                if let Some(process) = self.running[place].take() {
+                    process.kill();
+                }
+            }
             Fault::Stop => {
-                let process = self.running[place].take();
-                futures::future::join_all(process.map(Process::stop)).await;
+                if let Some(process) = self.running[place].take() {
+                    process.stop().await;
+                }
             }
             Fault::CutFromApi => process.to_api.cut(),
             Fault::CutFromScheduler => process.from_scheduler.cut(),
