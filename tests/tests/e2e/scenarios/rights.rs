@@ -187,7 +187,14 @@ pub(super) async fn daemons_write_only_their_own_events(bed: &Bed) -> Result<()>
     let foreign = format!("{path}/admins");
     let series = json!({ "series": { "count": 7, "lastObservedTime": "2026-01-01T00:00:01.000000Z" } });
 
-    let plugin = Account::plugin(cluster, node);
+    let (plugin, extender) = (Account::plugin(cluster, node), Account::extender(cluster));
+    // Where this is the first scenario, the policies may still be unknown to the API server.
+    let tried = format!("{path}?dryRun=All");
+    for account in [&plugin, &extender] {
+        let forged = event("forged", space, ("kubelet", "another"), ("Pod", "p"), "Killing");
+        is_followed(" only", async || account.create(&tried, &forged).await).await?;
+    }
+
     let own = (PLUGIN, node);
     let about_node = event("node", "default", own, ("Node", node), "GpuUnhealthy");
     plugin.create(&events_of("default"), &about_node).await.context("about its Node")?;
@@ -211,7 +218,6 @@ pub(super) async fn daemons_write_only_their_own_events(bed: &Bed) -> Result<()>
     let other = Account::plugin(cluster, "another");
     refused("only", "an Event of another node", other.patch(&format!("{path}/pod"), &series).await)?;
 
-    let extender = Account::extender(cluster);
     let own = (EXTENDER, EXTENDER);
     for (name, kind) in [("extenders-pod", "Pod"), ("extenders-gang", "Gang")] {
         let good = event(name, space, own, (kind, "p"), "GangWaiting");
