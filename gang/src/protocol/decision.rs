@@ -224,6 +224,13 @@ impl Decided {
         }
     }
 
+    /// It is about other groups of its tree now.
+    pub(super) fn take_groups(&mut self, terms: &Terms) {
+        self.min = terms.min;
+        self.by_role = Some(terms.by_role.clone());
+        self.lost_since = None;
+    }
+
     /// Follows whether too few members are left of a gang that `restarts` for that. Whether it restarts now: after `delay`, if the minimum
     /// may just have been lowered. A replacement that comes meanwhile undoes no loss.
     pub(super) fn follow_loss(

@@ -1056,6 +1056,29 @@ impl Gang {
         self.agreement.choose(chosen.filter(|chosen| has_tree && !chosen.is_empty()));
     }
 
+    /// A tree of groups has what it needs, too, once as many other groups are bound as were chosen: those are chosen from then on.
+    fn choose_bound_groups(&mut self) {
+        if !self.has_tree() || self.enough(Count::settled) {
+            return;
+        }
+        let terms = self.agreement.resolved().map(Arc::clone);
+        let Some(quorum) = terms.and_then(|terms| terms.quorum.clone()) else {
+            return;
+        };
+        let is_bound = |role: &str| {
+            let settled = self.members().count_of(role).settled();
+            quorum.min_of(role).is_some_and(|min| min <= settled)
+        };
+        let Some(bound) = quorum.selections(&is_bound, &str::to_owned).into_iter().next() else {
+            return;
+        };
+        self.choose_groups(Some(bound));
+        let terms = self.agreement.resolved().map(Arc::clone);
+        if let (State::Decided(decided), Some(terms)) = (&mut self.state, terms) {
+            decided.take_groups(&terms);
+        }
+    }
+
     /// There is no placement for it. If nodes were excluded because kube-scheduler does not offer them, it is tried with them again: they
     /// are the placement that it has, and are offered another time.
     pub(super) fn refuse(&mut self, env: &Env<'_>, refusal: Refusal) {
@@ -1301,6 +1324,7 @@ impl Gang {
     fn step_decided(&mut self, env: &mut Env<'_>) -> bool {
         // Also what was lowered while the decision was being written.
         self.lower_minimum();
+        self.choose_bound_groups();
         self.release_foreign(env);
         self.fill(env);
         if self.all_evicted && self.lost_to_eviction {

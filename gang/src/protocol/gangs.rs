@@ -655,10 +655,14 @@ impl Gangs {
         }
         let again = self.settings.linger.saturating_mul(6);
         let mut strays = self.objects.take_strays(now.at, again);
-        let decision_of = |name: &ObjectName| self.objects.get(name).and_then(Known::decision);
-        strays.retain(|name| {
-            decision_of(name).is_none_or(|decision| !decision.pods().any(|uid| self.has_early_owner(uid)))
-        });
+        // What it says of members that have ended is said nowhere else, and pods that it does not name may be of its tree.
+        let is_early = |name: &ObjectName| {
+            let decision = self.objects.get(name).and_then(Known::decision);
+            decision.is_some_and(|decision| {
+                decision.pods().any(|uid| self.has_early_owner(uid)) || self.owners.any_early_group(&name.0)
+            })
+        };
+        strays.retain(|name| !is_early(name));
         let deletions = strays.into_iter().map(|(namespace, name)| Work::DeleteObject { namespace, name });
         self.work.extend(deletions);
     }

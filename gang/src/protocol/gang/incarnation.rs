@@ -212,15 +212,17 @@ impl Gang {
         };
         self.leave_behind(env, known, Some(decision));
         let incarnation = self.members().incarnation();
-        let stands = decision.pods().any(|uid| {
+        // Members that have ended well, that another scheduler has bound or that wait have no slot in it, and belong to it all the same.
+        let was_there = |member: &TrackedMember| {
+            (member.is_alive(incarnation) || member.class(incarnation) == Class::Completed)
+                && known.bound_at().is_some_and(|bound| member.pod().created <= bound)
+        };
+        let of_then = |uid: &PodUid| {
             let member = self.members().get(uid);
             member.is_some_and(|member| member.is_of(incarnation))
-        });
-        // Members that have ended well have no slot in it any more, and belong to it all the same.
-        let has_worked = self.members().iter().any(|member| {
-            member.class(incarnation) == Class::Completed
-                && known.bound_at().is_some_and(|bound| member.pod().created <= bound)
-        });
+        };
+        let stands =
+            decision.pods().chain(known.unreserved()).any(of_then) || self.members().iter().any(was_there);
         if known.continuation().is_some() {
             let free = decision.reservations.iter().filter(|reservation| is_free(reservation));
             let slots = free.map(|reservation| Slot::decided(reservation, env.now.at)).collect();
@@ -228,7 +230,7 @@ impl Gang {
                 return;
             }
         }
-        if !stands && !has_worked {
+        if !stands {
             // None of the members that it was about is left: the present ones are of another incarnation.
             self.remember_past(decision.id.clone());
             self.reported.forget();

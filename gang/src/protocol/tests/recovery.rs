@@ -207,7 +207,8 @@ fn a_replacement_fits_a_place_by_what_it_asks_for() {
 #[test]
 fn a_decision_of_which_no_member_is_left_is_over() {
     let (status, _) = before(2, Repair::Hold);
-    let others = ["b0", "b1"].map(|pod| member(pod, membership("a", 2)));
+    let created = status.bound_at.as_ref().unwrap().0.as_second() + 1;
+    let others = ["b0", "b1"].map(|pod| Member { created, ..member(pod, membership("a", 2)) });
     let mut world = after(&status, &others);
     world.handle(GangEvent::Synced);
     assert_eq!(world.phase("a"), GangPhase::Queued, "they wait for one another like any others");

@@ -329,6 +329,29 @@ fn lost_member_of_a_chosen_group_is_replaced_in_it() {
     assert_eq!(world.node("a2"), "n-a0");
 }
 
+#[test]
+fn tree_is_whole_once_other_groups_are_bound() {
+    let mut world = tree(1, &[("a", 2), ("b", 3)]);
+    let wanted = world.next().unwrap();
+    bind(&mut world, &wanted);
+    let surplus = world.next().unwrap();
+    assert_eq!(roles(&surplus), ["b"]);
+    take(&mut world, &surplus);
+    for pod in ["b0", "b1"] {
+        world.come(pod);
+        world.bind(pod);
+    }
+    world.gone("a1");
+    assert_eq!(world.phase(TREE), GangPhase::Degraded, "two of three and one of two are bound");
+    world.come("b2");
+    world.bind("b2");
+    let status = world.status(TREE);
+    assert_eq!((status.phase, status.min), (GangPhase::Bound, 3));
+    assert_eq!(status.decision.map(|decision| decision.min), Some(3), "the next process knows as well");
+    world.pass(3600);
+    assert_eq!(world.reserved(), Vec::<String>::new(), "nothing is kept for a group that is not needed");
+}
+
 /// The next process: it sees these pods, bound on the nodes of [`placement`], and the status that the process before wrote.
 fn next_process(status: &GangStatus, min: u32, groups: &[(&str, u32)], alive: &[&str]) -> World {
     let mut next = World::with(Settings { identity: "second".into(), ..Settings::default() });
@@ -401,7 +424,38 @@ fn decision_about_no_pod_of_a_tree_is_forgotten() {
     pods(&mut next, "b", 1);
     next.show(TREE, status);
     next.handle(GangEvent::Synced);
-    assert!(next.take_work().contains(&forget(&key(TREE).object_name())));
+    let forgotten = forget(&key(TREE).object_name());
+    next.pass(3600);
+    assert!(!next.take_work().contains(&forgotten), "b0 may be of this tree");
+    pod_group(&mut next, "b", 1, "other");
+    composite(&mut next, "other", 1, None);
+    next.pass(3600);
+    assert!(next.take_work().contains(&forgotten));
+}
+
+#[test]
+fn next_process_counts_ended_members_of_groups_read_late() {
+    let groups = [("a", 2), ("b", 2)];
+    let mut world = tree(1, &groups);
+    let wanted = world.next().unwrap();
+    bind(&mut world, &wanted);
+    let ended = if roles(&wanted).contains(&"a") { "a" } else { "b" };
+    for pod in [0, 1].map(|number| format!("{ended}{number}")) {
+        world.see(Member { stage: Stage::Succeeded, ..member(&pod, in_group(ended)) });
+        world.gone(&pod);
+    }
+    let status = world.status(TREE);
+    assert_eq!(status.completed, 2);
+
+    let mut next = World::with(Settings { identity: "second".into(), ..Settings::default() });
+    pods(&mut next, if ended == "a" { "b" } else { "a" }, 2);
+    next.show(TREE, status.clone());
+    next.handle(GangEvent::Synced);
+    next.pass(3600);
+    assert!(!next.take_work().contains(&forget(&key(TREE).object_name())));
+    groups.iter().for_each(|(name, count)| pod_group(&mut next, name, *count, "tree"));
+    composite(&mut next, "tree", 1, None);
+    assert_eq!(next.status(TREE).completed_by_role, status.completed_by_role);
 }
 
 #[test]
