@@ -101,11 +101,11 @@ impl World {
         };
         let slots = decision.reservations.iter();
         let named: BTreeSet<&PodUid> = slots.filter_map(|slot| slot.pod.as_ref()).collect();
-        let counts = view.members.iter().filter(|member| match member.stage {
-            "Bound" | "Succeeded" => true,
-            _ => named.contains(&member.uid) && self.extenders.has_arrived(run, member.uid.as_str()),
-        });
-        let mut counted: BTreeSet<&str> = counts.map(|member| member.uid.as_str()).collect();
+        let settled = view.members.iter().filter(|member| matches!(member.stage, "Bound" | "Succeeded"));
+        let mut counted: BTreeSet<&str> = settled.map(|member| member.uid.as_str()).collect();
+        // One that had arrived may be gone by the end of the same change, too.
+        let named = named.into_iter().map(PodUid::as_str);
+        counted.extend(named.filter(|uid| self.extenders.has_arrived(run, uid)));
         // What it knew to be bound may be gone by the end of the same change, and what had ended before it started is only counted.
         counted.extend(self.extenders.gone.iter().map(|(_, uid)| uid.as_str()));
         let is_left = |uid: &str| view.members.iter().any(|member| member.uid.as_str() == uid);
@@ -319,12 +319,15 @@ impl World {
     /// Whether the gang of a job was finished when a member was gone and all others had ended: its replacement is taken for the first pod
     /// of a new job.
     fn was_finished(&self, job: &Job) -> bool {
-        let waits = |member: &Member| {
-            let pod = member.pod.as_ref().and_then(|(name, _)| self.api.pods.get(name));
-            pod.is_some_and(|pod| pod.node.is_none())
-        };
+        let waits = |member: &Member| self.pod_of(member).is_some_and(|pod| pod.node.is_none());
         let mut members = job.members.iter();
         self.finished_early.contains(&job.gang) && members.all(|member| member.done || waits(member))
+    }
+
+    /// The pod of a member, as long as it exists.
+    fn pod_of(&self, member: &Member) -> Option<&Arc<Pod>> {
+        let (name, _) = member.pod.as_ref()?;
+        self.api.pods.get(name)
     }
 
     /// Whether some pod of a job is on a node.
@@ -335,19 +338,13 @@ impl World {
 
     /// Whether a job waits for members that have ended well long ago: their pods are gone with their nodes, and an extender that has
     /// started since knows of none that the decision names. Those that come now are then a gang of their own, as pods of a new job of that
-    /// name would be, and wait to be enough.
+    /// name would be, and wait to be enough, also beside one that another scheduler has bound since.
     fn has_lost_its_past(&self, job: &Job) -> bool {
-        let ended = |member: &Member| {
-            let pod = member.pod.as_ref();
-            member.done && pod.is_none_or(|(name, _)| !self.api.pods.contains_key(name))
-        };
-        let waits = |member: &Member| {
-            let pod = member.pod.as_ref().and_then(|(name, _)| self.api.pods.get(name));
-            pod.is_some_and(|pod| pod.node.is_none())
-        };
+        let is_gone = |member: &Member| member.done && self.pod_of(member).is_none();
+        let waits = |member: &Member| self.pod_of(member).is_some_and(|pod| pod.grant.is_none());
         let mut members = job.members.iter();
         let all = members.clone().all(|member| member.done || waits(member));
-        job.is_gang && all && members.any(ended)
+        job.is_gang && all && members.any(is_gone)
     }
 
     /// How the leader sees the gangs that are not done.

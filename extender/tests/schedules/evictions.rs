@@ -71,6 +71,11 @@ impl World {
         let reserved = reserved.iter().flat_map(|view| &view.places);
         let nodes: BTreeSet<&str> = reserved.map(|place| place.node.as_str()).collect();
         let is_used = |node: Option<&str>| node.is_some_and(|node| nodes.contains(node));
+        // A bind may have been answered or not: until that is known its devices are taken.
+        let node_of = |pod: &Pod| match &pod.node {
+            Some(node) => Some(node.clone()),
+            None => self.extenders.bind_node(run, &pod.uid).map(ToString::to_string),
+        };
         // Some of a gang may be gone already, and the process does not know it yet.
         let is_gang_used = |gang: &str| {
             let view = self.extenders.running.get(&run).and_then(|process| process.view(gang));
@@ -80,7 +85,7 @@ impl World {
             })
         };
         let needless = pods.iter().find(|pod| match &pod.gang {
-            None => !is_used(pod.node.as_deref()),
+            None => !is_used(node_of(pod).as_deref()),
             Some(claim) => !is_gang_used(&claim.gang),
         });
         if let Some(pod) = needless.filter(|_| !nodes.is_empty()) {

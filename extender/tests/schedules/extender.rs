@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gantry_api::{Decision, GangPhase, GangStatus, PodUid, ResourceName};
+use gantry_api::{Decision, GangPhase, GangStatus, NodeName, PodUid, ResourceName};
 use gantry_extender::bind::Binder;
 use gantry_extender::index::{
     self, BindError, BindStep, Index, Outcome, ReadPod, Reserved, Source, Store, Target, UnschedulablePod,
@@ -191,8 +191,8 @@ pub(crate) struct Extenders {
     knew: HashSet<(u32, String)>,
     /// Pods that a process has seen bound, and that its present change shows to be gone.
     pub(crate) gone: BTreeSet<(u32, String)>,
-    /// Whose binds were called at which process.
-    arrived: HashSet<(u32, String)>,
+    /// The nodes for which binds of pods were last called at a process.
+    arrived: HashMap<(u32, String), NodeName>,
     /// Decisions, by the process that made them, that may be written though no answer came.
     pub(crate) doubted: HashSet<(u32, String)>,
 }
@@ -204,7 +204,12 @@ impl Extenders {
 
     /// Whether a bind of a pod was called at a process.
     pub(crate) fn has_arrived(&self, run: u32, pod: &str) -> bool {
-        self.arrived.contains(&(run, pod.to_owned()))
+        self.bind_node(run, pod).is_some()
+    }
+
+    /// The node for which a bind of a pod was last called at a process.
+    pub(crate) fn bind_node(&self, run: u32, pod: &str) -> Option<&NodeName> {
+        self.arrived.get(&(run, pod.to_owned()))
     }
 
     /// The watch cache of an extender is behind.

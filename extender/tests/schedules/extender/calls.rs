@@ -50,7 +50,7 @@ impl World {
 
     /// A bind that kube-scheduler called for, or one for a member that had come and left.
     pub(super) fn begin_bind(&mut self, run: u32, target: Target, call: Option<u64>) -> u64 {
-        self.extenders.arrived.insert((run, target.uid.to_string()));
+        self.extenders.arrived.insert((run, target.uid.to_string()), target.node.clone());
         self.extenders.next_task += 1;
         let number = self.extenders.next_task;
         let task = Task {
