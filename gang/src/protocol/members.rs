@@ -682,13 +682,27 @@ impl Members {
     }
 
     /// Counts the members that had ended well when an earlier process wrote the status: `completed` in all, and of each role as many as
-    /// `by_role` says. Members with pods are counted already. The total is limited to `most`, so that a forged number costs little time.
-    pub(super) fn complete_before(&mut self, completed: u32, by_role: &BTreeMap<String, u32>, most: u32) {
-        let of_roles = by_role.values().fold(0, |sum: u32, count| sum.saturating_add(*count));
-        let without = ("", completed.saturating_sub(of_roles));
-        let mut left = completed.min(most).saturating_sub(self.total.of(Class::Completed));
+    /// `by_role` says. Of those some have pods and are counted already, but none that has ended `since`: it had a reservation then. The
+    /// total is limited to `most`, so that a forged number costs little time.
+    pub(super) fn complete_before(
+        &mut self,
+        completed: u32,
+        by_role: &BTreeMap<String, u32>,
+        since: &BTreeSet<&PodUid>,
+        most: u32,
+    ) {
+        let mut counted: BTreeMap<Arc<str>, u32> = BTreeMap::new();
+        for (uid, member) in &self.all {
+            if self.class(member) == Class::Completed && !since.contains(uid) {
+                *counted.entry(Arc::clone(&member.pod.membership.role)).or_default() += 1;
+            }
+        }
+        let sum =
+            |counts: &mut dyn Iterator<Item = &u32>| counts.fold(0, |sum: u32, of| sum.saturating_add(*of));
+        let without = ("", completed.saturating_sub(sum(&mut by_role.values())));
+        let mut left = completed.min(most).saturating_sub(sum(&mut counted.values()));
         for (role, count) in by_role.iter().map(|(role, count)| (role.as_str(), *count)).chain([without]) {
-            let missing = count.saturating_sub(self.count_of(role).of(Class::Completed)).min(left);
+            let missing = count.saturating_sub(counted.get(role).copied().unwrap_or_default()).min(left);
             left -= missing;
             let role: Arc<str> = role.into();
             for _ in 0..missing {

@@ -253,7 +253,8 @@ impl Gang {
         }
         self.release_all();
         let most = u32::try_from(env.settings.max_members).unwrap_or(u32::MAX);
-        self.roster.members_mut().complete_before(known.completed(), known.completed_by_role(), most);
+        let (before, since) = (known.completed_by_role(), decision.pods().collect());
+        self.roster.members_mut().complete_before(known.completed(), before, &since, most);
         self.choose_decided_groups(decision, known.completed_by_role());
         let of_object = self.terms_of_object();
         let min = of_object.map_or(decision.min, |terms| terms.min.min(decision.min));

@@ -245,6 +245,21 @@ fn completed_members_whose_pods_are_gone_still_count() {
 }
 
 #[test]
+fn member_that_ends_between_two_processes_is_counted_beside_earlier_ones() {
+    let (mut status, mut pods) = before(3, Repair::Hold);
+    status.completed = 1;
+    status.decision.as_mut().unwrap().reservations.remove(0);
+    // One that was counted still has its pod, or none has.
+    for kept in [0, 1] {
+        pods[0].stage = Stage::Succeeded;
+        pods[1].stage = Stage::Succeeded;
+        let mut world = after(&status, &pods[kept..]);
+        world.handle(GangEvent::Synced);
+        assert_eq!(world.gangs.view(&key("a")).unwrap().completed(), 2, "{kept}");
+    }
+}
+
+#[test]
 fn status_with_too_many_completed_members_is_capped() {
     let (mut status, pods) = before(3, Repair::Hold);
     status.completed = u32::MAX;
