@@ -95,12 +95,12 @@ fn further_groups(gang: &Gang, quorum: &Quorum, request: &PlanRequest) -> Vec<Pl
         return vec![surplus];
     }
     let roles: BTreeSet<&Arc<str>> = request.members.iter().map(|member| &member.role).collect();
-    let groups = roles.into_iter().map(|role| of(&|of| *of == **role, missing(role)));
-    let mut whole: Vec<PlanRequest> =
-        groups.filter(|group| group.members.len() >= group.must as usize).take(MOST_SELECTIONS).collect();
+    let lacks = |group: &PlanRequest| (group.must as usize).saturating_sub(group.members.len());
+    let groups = || roles.iter().map(|role| of(&|of| *of == ***role, missing(role)));
+    let whole: Vec<PlanRequest> = groups().filter(|group| lacks(group) == 0).take(MOST_SELECTIONS).collect();
     if whole.is_empty() {
-        // Nothing is placed of a group that is not whole.
-        whole.push(of(&|_| false, 0));
+        // Nothing is placed of a group that is not whole. The refusal says what the nearest one lacks.
+        return groups().min_by_key(lacks).into_iter().collect();
     }
     whole
 }
