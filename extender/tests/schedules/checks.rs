@@ -319,13 +319,13 @@ impl World {
     /// Whether the gang of a job was finished when a member was gone and all others had ended: its replacement is taken for the first pod
     /// of a new job.
     fn was_finished(&self, job: &Job) -> bool {
-        let waits = |member: &Member| self.pod_of(member).is_some_and(|pod| pod.node.is_none());
+        let waits = |member: &Member| self.present_pod(member).is_some_and(|pod| pod.node.is_none());
         let mut members = job.members.iter();
         self.finished_early.contains(&job.gang) && members.all(|member| member.done || waits(member))
     }
 
     /// The pod of a member, as long as it exists.
-    fn pod_of(&self, member: &Member) -> Option<&Arc<Pod>> {
+    fn present_pod(&self, member: &Member) -> Option<&Arc<Pod>> {
         let (name, _) = member.pod.as_ref()?;
         self.api.pods.get(name)
     }
@@ -340,8 +340,8 @@ impl World {
     /// started since knows of none that the decision names. Those that come now are then a gang of their own, as pods of a new job of that
     /// name would be, and wait to be enough, also beside one that another scheduler has bound since.
     fn has_lost_its_past(&self, job: &Job) -> bool {
-        let is_gone = |member: &Member| member.done && self.pod_of(member).is_none();
-        let waits = |member: &Member| self.pod_of(member).is_some_and(|pod| pod.grant.is_none());
+        let is_gone = |member: &Member| member.done && self.present_pod(member).is_none();
+        let waits = |member: &Member| self.present_pod(member).is_some_and(|pod| pod.grant.is_none());
         let mut members = job.members.iter();
         let all = members.clone().all(|member| member.done || waits(member));
         job.is_gang && all && members.any(is_gone)
