@@ -119,6 +119,7 @@ impl Daemon {
             metrics: Arc::clone(&writers.metrics),
             gpu_health: remediation.map(|remediation| remediation.health),
             gpu_clocks: slow_members.map(|settings| settings.clocks),
+            hurries: false,
         };
         let watching = tokio::spawn(watch::run(client.clone(), watches, shutdown.clone()));
         let server = Server {

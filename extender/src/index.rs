@@ -57,6 +57,7 @@ pub use inspection::{Bound, Lack, NodeReport, PodReport};
 pub use list_tracker::Source;
 pub use marks::mark;
 pub use node_table::Totals;
+pub(crate) use objects::read_part;
 pub use objects::{PartialGpuNode, SlimNode, advertised, described, inventory};
 pub use observation::{MAX_GANGS, NodeObservation, ObservedNodes, PodObservation, Revisions};
 pub use occupants::{Occupant, Occupants};

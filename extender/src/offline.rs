@@ -101,6 +101,7 @@ pub async fn look(client: Client, terms: Terms, limit: Duration) -> anyhow::Resu
     let watches = Watches {
         gpu_health: None,
         gpu_clocks: None,
+        hurries: true,
         watched,
         store: Arc::clone(&store),
         health: ApiHealth::new(),

@@ -5,41 +5,37 @@ use std::marker::PhantomData;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use crate::bounded::Identity;
 use crate::metadata;
 use crate::watch::stream::Streamed;
 
-/// An object of kind `K`.
+/// An object of kind `K`, with a spec and a status of any JSON, held as `V`.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(bound = "")]
-pub struct PartialObject<K> {
+#[serde(bound = "V: Default + Deserialize<'de>")]
+pub struct PartialObject<K, V = serde_json::Value> {
     /// Its metadata.
     #[serde(default, deserialize_with = "metadata::read")]
     pub metadata: ObjectMeta,
     /// Its spec.
     #[serde(default)]
-    pub spec: serde_json::Value,
+    pub spec: V,
     /// Its status.
     #[serde(default)]
-    pub status: Option<serde_json::Value>,
+    pub status: Option<V>,
     /// Its kind, for the path of the API.
     #[serde(skip)]
     pub kind: PhantomData<K>,
 }
 
-impl<K> Default for PartialObject<K> {
+impl<K, V: Default> Default for PartialObject<K, V> {
     fn default() -> Self {
-        Self {
-            metadata: ObjectMeta::default(),
-            spec: serde_json::Value::default(),
-            status: None,
-            kind: PhantomData,
-        }
+        Self { metadata: ObjectMeta::default(), spec: V::default(), status: None, kind: PhantomData }
     }
 }
 
-impl<K: kube::Resource<DynamicType = ()>> kube::Resource for PartialObject<K> {
+impl<K: kube::Resource<DynamicType = ()>, V> kube::Resource for PartialObject<K, V> {
     type DynamicType = ();
     type Scope = K::Scope;
 
@@ -68,9 +64,10 @@ impl<K: kube::Resource<DynamicType = ()>> kube::Resource for PartialObject<K> {
     }
 }
 
-impl<K> Streamed for PartialObject<K>
+impl<K, V> Streamed for PartialObject<K, V>
 where
     K: kube::Resource<DynamicType = ()> + Send + 'static,
+    V: Default + DeserializeOwned + Send + 'static,
     Self: Clone + std::fmt::Debug,
 {
     fn least(identity: Identity, _: &[u8]) -> Self {

@@ -8,7 +8,7 @@ use gantry_api::NodeName;
 use gantry_topology::GpuUuid;
 use serde::Deserialize;
 
-use crate::index::PartialGpuNode;
+use crate::index::{PartialGpuNode, read_part};
 
 /// A value that is read from a GpuNode.
 pub(crate) trait FromGpuNode: Sized {
@@ -84,5 +84,5 @@ pub(crate) struct GpuSpec {
 
 /// The GPUs of a GpuNode; `None` if its `spec` cannot be read.
 pub(crate) fn gpus(node: &PartialGpuNode) -> Option<Vec<GpuSpec>> {
-    Some(Spec::deserialize(&node.spec).ok()?.machine.gpus)
+    Some(read_part::<Spec>(&node.spec).ok()?.machine.gpus)
 }

@@ -16,9 +16,12 @@ use gantry_api::{NodeName, PodUid, ResourceName};
 use gantry_gang::NodeFacts;
 use gantry_gang::protocol::Object;
 use gantry_runtime::chain;
+use gantry_runtime::watch::PAGE;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 pub use api_health::ApiHealth;
 
@@ -46,6 +49,21 @@ const TICK: Duration = Duration::from_secs(1);
 const BATCH: usize = 256;
 /// Bytes of a refused Gang without a decision.
 const LEAST_GANG: usize = 512;
+
+/// Reads a stream in a task of its own, which ends with the stream.
+fn apart(mut stream: BoxStream<'static, WatchEvent>) -> BoxStream<'static, WatchEvent> {
+    let (send, mut receive) = mpsc::channel(BATCH);
+    let task = AbortOnDropHandle::new(tokio::spawn(async move {
+        while let Some(event) = stream.next().await
+            && send.send(event).await.is_ok()
+        {}
+    }));
+    futures::stream::poll_fn(move |context| {
+        let _ = &task;
+        receive.poll_recv(context)
+    })
+    .boxed()
+}
 
 /// One event of a watch, parsed for the index.
 enum WatchEvent {
@@ -118,6 +136,8 @@ pub struct Watches {
     pub(crate) gpu_health: Option<Arc<ClusterHealth>>,
     /// Where the clocks of GPUs are kept, if members of gangs are compared.
     pub(crate) gpu_clocks: Option<Arc<ClusterClocks>>,
+    /// Somebody waits for the first lists: each kind is listed at once, not in pages, and read by a task of its own.
+    pub hurries: bool,
 }
 
 /// Watches until `shutdown`.
@@ -237,7 +257,7 @@ impl Watches {
             let mut object = node.object;
             if memory.admit(&about, node.bytes).is_err() {
                 // Its GPUs are not given out, like those of a node that cannot be read.
-                (object.spec, object.status) = (serde_json::Value::Null, None);
+                (object.spec, object.status) = (Box::default(), None);
             }
             let known = name.as_str().into();
             gpu_health.iter().for_each(|health| health.observe(&known, &object));
@@ -277,7 +297,10 @@ impl Watches {
             }
         });
         all.push(gangs.boxed());
-        all
+        match self.hurries {
+            true => all.into_iter().map(apart).collect(),
+            false => all,
+        }
     }
 
     /// The events of one watch, which pauses after errors.
@@ -286,7 +309,8 @@ impl Watches {
         api: Api<K>,
         kind: Kind,
     ) -> impl Stream<Item = Result<Event<Received<K>>, watcher::Error>> + Send + 'static {
-        steady::steady(stream::events(api, kind, Arc::clone(self.store.memory())))
+        let page = (!self.hurries).then_some(PAGE);
+        steady::steady(stream::events(api, kind, Arc::clone(self.store.memory()), page))
     }
 
     /// What the events of one watch mean. Errors are logged and retried. An object that cannot be parsed fails its list or watch,

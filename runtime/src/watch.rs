@@ -31,7 +31,7 @@ const GROWTH: usize = 1024 * 1024;
 /// Bytes of an object that is too large which the error repeats: they name it.
 const BEGINNING: usize = 300;
 /// Objects of one page. It bounds the work of the API server; here pages are not held.
-const PAGE: u32 = 500;
+pub const PAGE: u32 = 500;
 
 /// The objects to list and watch.
 #[derive(Debug, Clone)]
@@ -40,6 +40,8 @@ pub struct Selection {
     pub fields: String,
     /// Seconds after which a watch is renewed.
     pub renew: u32,
+    /// Objects of one page of a list; `None` for all at once. Later pages take the API server several times as long as the first.
+    pub page: Option<u32>,
 }
 
 /// How objects are read, and what is done about lists.
@@ -219,7 +221,8 @@ impl<R: Reader> Watcher<R> {
     }
 
     async fn list(&mut self, token: Option<String>) -> Result<Response, kube::Error> {
-        let mut parameters = ListParams::default().fields(&self.selection.fields).limit(PAGE);
+        let mut parameters = ListParams::default().fields(&self.selection.fields);
+        parameters.limit = self.selection.page;
         parameters.continue_token = token;
         let request = self.requests.list(&parameters).map_err(kube::Error::BuildRequest)?;
         Response::of(&self.client, request, Splitter::of_list()).await
@@ -400,58 +403,67 @@ impl Splitter {
         self.free_object();
         let mut at = 0;
         while at < input.len() && !self.is_complete {
-            let rest = &input[at..];
-            let run = match (self.is_escape, self.in_text) {
-                (true, _) => Some(0),
-                (false, true) => rest.iter().position(|byte| matches!(byte, b'"' | b'\\')),
-                (false, false) => {
-                    rest.iter().position(|byte| matches!(byte, b'"' | b'{' | b'}' | b'[' | b']'))
-                }
-            };
-            self.store(&rest[..run.unwrap_or(rest.len())])?;
-            at += run.unwrap_or(rest.len());
-            if let Some(byte) = run.and_then(|run| rest.get(run)) {
+            if self.is_inside() {
+                let length = self.pass_over(&input[at..]);
+                self.store_object(&input[at..at + length]);
+                at += length;
+            } else {
+                self.read_around(input[at])?;
                 at += 1;
-                self.read(*byte)?;
             }
         }
         Ok((at, self.is_complete.then_some((self.object.as_slice(), self.is_cut))))
     }
 
-    /// Reads a character that may change the state.
-    fn read(&mut self, byte: u8) -> Result<(), io::Error> {
-        if self.is_escape || self.in_text {
+    /// Reads the inside of an object, to its end or to that of `input`. Returns the number of bytes read.
+    fn pass_over(&mut self, input: &[u8]) -> usize {
+        for (at, byte) in input.iter().enumerate() {
+            match byte {
+                _ if self.is_escape => self.is_escape = false,
+                b'\\' => self.is_escape = self.in_text,
+                b'"' => self.in_text = !self.in_text,
+                _ if self.in_text => {}
+                b'{' | b'[' => self.depth += 1,
+                b'}' | b']' => {
+                    self.depth -= 1;
+                    if self.depth == self.level {
+                        self.is_complete = true;
+                        return at + 1;
+                    }
+                }
+                _ => {}
+            }
+        }
+        input.len()
+    }
+
+    /// Reads a character around the objects, up to the first of each.
+    fn read_around(&mut self, byte: u8) -> Result<(), io::Error> {
+        let is_between = self.in_list && self.depth == self.level;
+        if self.in_text {
             self.in_text = self.is_escape || byte != b'"';
             self.is_escape = !self.is_escape && byte == b'\\';
-            return self.store(&[byte]);
-        }
-        match byte {
-            b'"' => {
-                self.in_text = true;
-                self.store(b"\"")
-            }
-            b'{' | b'[' if self.depth == self.level => {
-                self.depth += 1;
-                self.store(&[byte])
-            }
-            b'{' | b'[' => {
-                self.store(&[byte])?;
-                self.depth += 1;
-                if self.depth == self.level {
-                    self.in_list = byte == b'[';
+        } else {
+            match byte {
+                b'"' => self.in_text = true,
+                b'{' | b'[' if is_between => {
+                    self.depth += 1;
+                    self.store_object(&[byte]);
+                    return Ok(());
                 }
-                Ok(())
+                b'{' | b'[' => {
+                    self.depth += 1;
+                    if self.depth == self.level {
+                        self.in_list = byte == b'[';
+                    }
+                }
+                b'}' | b']' => self.depth = self.depth.saturating_sub(1),
+                _ => {}
             }
-            _ if self.depth == self.level => {
-                self.depth = self.depth.saturating_sub(1);
-                self.store(&[byte])
-            }
-            _ => {
-                self.store(&[byte])?;
-                self.is_complete = self.is_inside() && self.depth == self.level + 1;
-                self.depth = self.depth.saturating_sub(1);
-                Ok(())
-            }
+        }
+        match is_between && self.depth == self.level {
+            true => Ok(()),
+            false => self.store_frame(byte),
         }
     }
 
@@ -459,25 +471,21 @@ impl Splitter {
         self.in_list && self.depth > self.level
     }
 
-    fn store(&mut self, bytes: &[u8]) -> Result<(), io::Error> {
-        let (buffer, bytes) = match self.is_inside() {
-            true => {
-                let fits = bytes.len().min(MAX_OBJECT - self.object.len());
-                self.is_cut |= fits < bytes.len();
-                (&mut self.object, &bytes[..fits])
-            }
-            // Between the objects.
-            false if self.in_list && self.depth == self.level => return Ok(()),
-            false if self.frame.len() + bytes.len() > MAX_FRAME => {
-                let problem = format!("more than {MAX_FRAME} bytes of JSON around the objects of a list");
-                return Err(io::Error::new(TOO_LARGE, problem));
-            }
-            false => (&mut self.frame, bytes),
-        };
-        if buffer.len() + bytes.len() > buffer.capacity() && buffer.len() > GROWTH {
-            buffer.reserve_exact(bytes.len().max(GROWTH));
+    fn store_object(&mut self, bytes: &[u8]) {
+        let fits = bytes.len().min(MAX_OBJECT - self.object.len());
+        self.is_cut |= fits < bytes.len();
+        if self.object.len() + fits > self.object.capacity() && self.object.len() > GROWTH {
+            self.object.reserve_exact(fits.max(GROWTH));
         }
-        buffer.extend_from_slice(bytes);
+        self.object.extend_from_slice(&bytes[..fits]);
+    }
+
+    fn store_frame(&mut self, byte: u8) -> Result<(), io::Error> {
+        if self.frame.len() >= MAX_FRAME {
+            let problem = format!("more than {MAX_FRAME} bytes of JSON around the objects of a list");
+            return Err(io::Error::new(TOO_LARGE, problem));
+        }
+        self.frame.push(byte);
         Ok(())
     }
 }
@@ -609,7 +617,7 @@ mod tests {
             }
             queries
         });
-        let selection = Selection { fields: "spec.nodeName=n".to_owned(), renew: 30 };
+        let selection = Selection { fields: "spec.nodeName=n".to_owned(), renew: 30, page: Some(PAGE) };
         let mut events = std::pin::pin!(watch::<ConfigMap>(Client::new(service, "default"), selection));
         let mut seen = Vec::new();
         // The service is closed after the last response.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use gantry_runtime::chain;
+use gantry_runtime::watch::PAGE;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, ResourceExt};
@@ -45,7 +46,7 @@ pub(super) async fn follow<K, V>(
 ) where
     K: Streamed,
 {
-    let mut events = stream::events(api, kind, Arc::clone(memory)).default_backoff().boxed();
+    let mut events = stream::events(api, kind, Arc::clone(memory), Some(PAGE)).default_backoff().boxed();
     let key = |object: &K| -> Key {
         let namespace = object.namespace().unwrap_or_default();
         (namespace.into(), object.name_any().into())

@@ -13,9 +13,12 @@ use gantry_gang::{NodeFacts, Resources, Taint};
 use gantry_topology::{Gpu, Machine, MachineParts};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 
-use crate::bounded::Identity;
+use crate::bounded::{self, Identity, ReadError};
 use crate::metadata;
+use crate::object_memory;
 use crate::partial_object::PartialObject;
 use crate::pod::{self, Words};
 use crate::watch::stream::Streamed;
@@ -32,8 +35,8 @@ const MAX_REASON: usize = 200;
 pub fn inventory(watched: &Watched, node: PartialGpuNode, kinds: &mut Kinds) -> Option<Inventory> {
     let cordons = Cordons::of(node.metadata.annotations.as_ref());
     let name = node.metadata.name.unwrap_or_default();
-    let spec: Result<GpuNodeSpec, _> = serde_json::from_value(node.spec);
-    let status = node.status.map(serde_json::from_value::<GpuNodeStatus>).transpose();
+    let spec: Result<GpuNodeSpec, _> = read_part(&node.spec);
+    let status = node.status.map(|status| read_part::<GpuNodeStatus>(&status)).transpose();
     match (spec, status) {
         (Ok(spec), Ok(status)) => {
             let kind = kinds.of(&spec.machine);
@@ -99,7 +102,7 @@ fn account_for(
     let not_ready = status
         .and_then(|status| status.conditions.iter().find(|condition| condition.type_ == "Ready"))
         .filter(|condition| condition.status == "False")
-        .map(|condition| bounded(&condition.reason));
+        .map(|condition| shortened(&condition.reason));
     let models = machine.iter().map(|gpu| gpu.model.as_deref().unwrap_or_default().into()).collect();
     let cost = watched.cost(machine.iter().map(|gpu| gpu.model.as_deref().unwrap_or_default()), &kind);
     let cordons = cordoned_gpus(machine, cordons, published);
@@ -114,8 +117,8 @@ fn cordoned_gpus(machine: &[Gpu], cordons: &Cordons, published: &[DeviceStatus])
             published.iter().filter(|device| usize::from(device.gpu) == gpu && !device.health.healthy);
         let mut faults = faults.map(|device| device.health.reason.as_deref().unwrap_or_default());
         // The plugin publishes devices of a cordoned GPU as unhealthy.
-        let fault = faults.find(|fault| *fault != reason).map(bounded);
-        Some(CordonedGpu { gpu, reason: bounded(&reason), fault })
+        let fault = faults.find(|fault| *fault != reason).map(shortened);
+        Some(CordonedGpu { gpu, reason: shortened(&reason), fault })
     });
     cordoned.collect()
 }
@@ -163,7 +166,7 @@ fn held(pools: &[Pool], holder: &Holder) -> Vec<Held> {
 
 /// A device. One of a cordoned GPU is unhealthy, also before its plugin has read the cordon.
 fn read_device(device: &DeviceStatus, machine: &[Gpu], cordons: &Cordons) -> Device {
-    let reason = || bounded(device.health.reason.as_deref().unwrap_or_default());
+    let reason = || shortened(device.health.reason.as_deref().unwrap_or_default());
     let uuid = machine.get(usize::from(device.gpu)).and_then(|gpu| gpu.uuid.as_ref());
     let cordon = uuid.and_then(|uuid| cordons.get(uuid));
     Device {
@@ -174,7 +177,7 @@ fn read_device(device: &DeviceStatus, machine: &[Gpu], cordons: &Cordons) -> Dev
         },
         replica: device.replica,
         fault: match cordon {
-            Some(cordon) if device.health.healthy => Some(bounded(&cordon.to_string())),
+            Some(cordon) if device.health.healthy => Some(shortened(&cordon.to_string())),
             _ => (!device.health.healthy).then(reason),
         },
     }
@@ -192,7 +195,7 @@ fn on_other_gpu(machine: &[Gpu], device: &DeviceStatus) -> bool {
     found.is_some_and(|gpu| gpu != usize::from(device.gpu))
 }
 
-fn bounded(reason: &str) -> Arc<str> {
+fn shortened(reason: &str) -> Arc<str> {
     if reason.is_empty() {
         return "no reason given".into();
     }
@@ -204,7 +207,16 @@ fn bounded(reason: &str) -> Arc<str> {
 }
 
 /// A GpuNode of which only the metadata is parsed.
-pub type PartialGpuNode = PartialObject<GpuNode>;
+pub type PartialGpuNode = PartialObject<GpuNode, Box<RawValue>>;
+
+/// Reads the spec or the status of a GpuNode.
+///
+/// # Errors
+/// It is malformed, or would take too much memory.
+pub(crate) fn read_part<T: DeserializeOwned>(part: &RawValue) -> Result<T, ReadError> {
+    let (value, _) = bounded::read(part.get().as_bytes(), object_memory::Kind::GpuNode.read_limit())?;
+    Ok(value)
+}
 
 /// The parts of a Node that are used.
 #[derive(Debug, Clone, Default, Deserialize)]

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::record::Record;
-use crate::index::PartialGpuNode;
+use crate::index::{PartialGpuNode, read_part};
 use crate::per_node::{self, FromGpuNode, PerNode};
 
 /// The health of a node's GPUs.
@@ -77,7 +77,7 @@ impl NodeHealth {
     fn of(node: &PartialGpuNode) -> Option<Self> {
         let gpus = per_node::gpus(node)?;
         let status = match &node.status {
-            Some(status) => Status::deserialize(status).ok()?,
+            Some(status) => read_part(status).ok()?,
             None => Status::default(),
         };
         let annotations = node.metadata.annotations.as_ref();

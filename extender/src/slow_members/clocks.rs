@@ -3,7 +3,7 @@
 use gantry_api::GpuClock;
 use serde::Deserialize;
 
-use crate::index::PartialGpuNode;
+use crate::index::{PartialGpuNode, read_part};
 use crate::per_node::{self, FromGpuNode, GpuSpec, PerNode};
 
 /// The clock of a GPU that a pod holds and that computes.
@@ -31,7 +31,7 @@ pub(crate) struct NodeClocks(pub(crate) Vec<Clock>);
 
 impl FromGpuNode for NodeClocks {
     fn read(node: &PartialGpuNode) -> Option<Self> {
-        let Status { clocks } = Status::deserialize(node.status.as_ref()?).ok()?;
+        let Status { clocks } = read_part(node.status.as_ref()?).ok()?;
         if clocks.is_empty() {
             return None;
         }

@@ -35,14 +35,15 @@ pub(crate) struct Received<K> {
     pub(crate) bytes: Option<usize>,
 }
 
-/// The events of a kind: lists, and watches after each, without end. After an error it goes on.
+/// The events of a kind: lists in pages of so many objects, and watches after each, without end. After an error it goes on.
 pub(crate) fn events<K: Streamed>(
     api: Api<K>,
     kind: Kind,
     memory: Arc<ObjectMemory>,
+    page: Option<u32>,
 ) -> impl Stream<Item = Result<Event<Received<K>>, Error>> + Send + 'static {
     let path = api.resource_url().to_owned();
-    let selection = Selection { fields: String::new(), renew: WATCH_SECONDS };
+    let selection = Selection { fields: String::new(), renew: WATCH_SECONDS, page };
     watch_with(
         api.into_client(),
         path,

@@ -22,6 +22,8 @@ struct Played {
     failures: HashMap<&'static str, u32>,
     /// Gangs are not defined.
     before_gangs: bool,
+    /// Somebody waits for the lists: they are asked for as a whole, and pages are refused.
+    hurries: bool,
 }
 
 const PODS: &str = "/api/v1/pods";
@@ -75,6 +77,9 @@ impl Played {
             let lines: Vec<String> = events.iter().map(|event| format!("{event}\n")).collect();
             return Some(Response::new(Body::from(lines.concat().into_bytes())));
         }
+        if self.hurries && request.uri().query().unwrap_or_default().contains("limit=") {
+            return Response::builder().status(400).body(Body::from(b"a page".to_vec())).ok();
+        }
         if let Some(left) = self.failures.get_mut(path).filter(|left| **left > 0) {
             *left -= 1;
             return Response::builder().status(500).body(Body::from(b"broken".to_vec())).ok();
@@ -100,6 +105,7 @@ fn watches(store: &Arc<Store>, health: &Arc<ApiHealth>) -> Watches {
     Watches {
         gpu_health: None,
         gpu_clocks: None,
+        hurries: false,
         watched: watched(),
         store: Arc::clone(store),
         health: Arc::clone(health),
@@ -114,7 +120,7 @@ async fn until(played: Played, seen: impl Fn(&Store) -> bool) -> (Arc<Store>, Ar
     let store = Arc::new(Store::new(Index::new(Options::default(), &watched(), "run".into())));
     let health = ApiHealth::new();
     let shutdown = CancellationToken::new();
-    let watches = watches(&store, &health);
+    let watches = Watches { hurries: played.hurries, ..watches(&store, &health) };
     let task = tokio::spawn(run(played.start(), watches, shutdown.clone()));
     let waited = async {
         while !seen(&store) {
@@ -168,6 +174,21 @@ async fn lists_fill_the_index_and_events_change_it() {
     assert!(store.snapshot().synced);
     assert!(store.read(|index| index.pod("web").is_none()));
     assert!(health.last().is_some());
+}
+
+#[tokio::test]
+async fn command_that_somebody_waits_for_lists_each_kind_at_once() {
+    let played = Played {
+        objects: HashMap::from([
+            (PODS, vec![bound(pod("a", 2), "n", 1, Some("0,1"))]),
+            (NODES, vec![node("n")]),
+            (GPU_NODES, vec![gpu_node("n", &bridged())]),
+        ]),
+        hurries: true,
+        ..Played::default()
+    };
+    let (store, _) = until(played, |store| store.snapshot().synced).await;
+    assert_eq!(free(&store, "n").as_deref(), Some("2,3,4,5,6,7"));
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use futures::StreamExt;
 use gantry_api::slim::{self, ReadsAnnotation};
 use gantry_api::{Holder, NodeName, PodUid, ResourceName, names, quantity};
 use gantry_runtime::chain;
-use gantry_runtime::watch::{Selection, watch};
+use gantry_runtime::watch::{PAGE, Selection, watch};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher::{Error, Event};
@@ -111,7 +111,8 @@ enum End {
 
 async fn follow_with(client: &Client, cluster: &Cluster, earlier: &mut Option<Vec<Holder>>) -> End {
     let fields = format!("spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed", cluster.node);
-    let mut stream = std::pin::pin!(watch::<NodePod>(client.clone(), Selection { fields, renew: RENEW }));
+    let selection = Selection { fields, renew: RENEW, page: Some(PAGE) };
+    let mut stream = std::pin::pin!(watch::<NodePod>(client.clone(), selection));
     let mut backoff = RETRY;
     let mut listing = PodList::default();
     let mut reachable = None;
