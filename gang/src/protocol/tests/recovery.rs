@@ -245,7 +245,7 @@ fn completed_members_whose_pods_are_gone_still_count() {
 }
 
 #[test]
-fn member_that_ends_between_two_processes_is_counted_beside_earlier_ones() {
+fn member_that_ends_between_processes_counts_beside_others() {
     let (mut status, mut pods) = before(3, Repair::Hold);
     status.completed = 1;
     status.decision.as_mut().unwrap().reservations.remove(0);
