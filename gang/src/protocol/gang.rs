@@ -1936,9 +1936,9 @@ impl Gang {
             && self.members().roles_with_slots().any(|role| self.spares_of(role) < wanted)
     }
 
-    /// Members that the minimum lacks take spare slots.
+    /// Members that the minimum lacks take spare slots, or a group of a tree of groups that is placed in part.
     fn take_spares(&mut self, env: &mut Env<'_>) {
-        if self.slots().spares().len() == 0 || !self.is_short() {
+        if self.slots().spares().len() == 0 || !self.is_short() && !self.has_tree() {
             return;
         }
         let mut taken = Vec::new();
@@ -1948,12 +1948,19 @@ impl Gang {
                 continue;
             };
             let of_any = self.missing(Count::placed) > self.missing_of_roles(Count::placed);
-            let needed = of_any || self.missing_of(&role, Count::placed) > 0;
+            let needed = of_any || self.missing_of(&role, Count::placed) > 0 || self.is_group_in_part(&role);
             if needed && self.roster.take_spare(&uid, env.now.at) {
                 taken.push(uid);
             }
         }
         self.activate(env, taken);
+    }
+
+    /// Whether some members of a group of a tree of groups have slots, and it needs more.
+    fn is_group_in_part(&self, role: &str) -> bool {
+        let quorum = self.agreement.resolved().and_then(|terms| terms.quorum.as_deref());
+        let placed = self.members().count_of(role).placed();
+        placed > 0 && quorum.and_then(|quorum| quorum.min_of(role)).is_some_and(|min| placed < min)
     }
 
     /// All members of a role have ended well, and the gang has as many as it needs: none can be lost any more.
@@ -1967,6 +1974,12 @@ impl Gang {
         count.alive() == 0 && count.of(Class::Lost) == 0 && completed > 0 && is_whole
     }
 
+    /// No member of a role has a slot, and the gang has as many as it needs without it: a spare slot would only be in the way of those that
+    /// wait.
+    fn is_role_unneeded(&self, role: &str) -> bool {
+        self.enough(Count::settled) && self.members().count_of(role).with_slots() == 0
+    }
+
     /// Releases spare slots that it does not ask for any more, the last ones first.
     fn release_extra_spares(&mut self) {
         let Some(wanted) = self.spares_wanted() else {
@@ -1977,7 +1990,7 @@ impl Gang {
         for (id, slot) in self.slots().spares() {
             let count = counts.entry(slot.role()).or_default();
             *count += 1;
-            if *count > wanted || self.is_role_over(slot.role()) {
+            if *count > wanted || self.is_role_over(slot.role()) || self.is_role_unneeded(slot.role()) {
                 extra.push(id);
             }
         }

@@ -405,7 +405,8 @@ impl Count {
         self.of(Class::Coming) + self.ready()
     }
 
-    fn with_slots(&self) -> u32 {
+    /// Members with a slot, those that are bound among them.
+    pub(super) fn with_slots(&self) -> u32 {
         [Class::Coming, Class::Following, Class::Arrived, Class::Bound]
             .map(|class| self.of(class))
             .iter()

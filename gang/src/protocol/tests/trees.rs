@@ -237,6 +237,38 @@ fn spare_of_a_group_that_has_ended_is_released() {
 }
 
 #[test]
+fn spare_is_for_a_further_group_while_that_is_placed() {
+    let with_spare = |pod: &str| {
+        let mut membership = in_group(&pod[..1]);
+        membership.options.spares = Some(1);
+        member(pod, membership)
+    };
+    let mut world = World::new();
+    ["a0", "b0", "b1"].iter().for_each(|pod| world.see(with_spare(pod)));
+    pod_group(&mut world, "a", 1, "tree");
+    pod_group(&mut world, "b", 2, "tree");
+    composite(&mut world, "tree", 1, None);
+    let first = world.next().unwrap();
+    bind(&mut world, &first);
+    let wanted = world.next().unwrap();
+    assert_eq!(roles(&wanted), ["b"]);
+    let spare = Reservation { role: "b".into(), ..place("n-s", "g-s") };
+    let found = Placement { spares: vec![spare], ..placement(&wanted) };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(found) });
+    for pod in ["b0", "b1"] {
+        world.come(pod);
+        world.bind(pod);
+    }
+    assert_eq!(world.reserved(), ["g-s"]);
+    world.gone("b0");
+    world.see(with_spare("b2"));
+    assert_eq!(world.node("b2"), "n-s", "half of a group is of no use");
+    world.gone("b2");
+    world.gone("b1");
+    assert_eq!(world.reserved(), Vec::<String>::new(), "nothing of it can be lost any more");
+}
+
+#[test]
 fn inner_groups_have_minimums_of_their_own() {
     let mut world = World::new();
     for (name, parent) in [("a", "left"), ("b", "left"), ("c", "right")] {
