@@ -26,7 +26,7 @@ use crate::server::{Bodies, Listeners, Server};
 use crate::service::Service;
 use crate::slow_members::SlowMemberSettings;
 use crate::tls::Tls;
-use crate::watch::{ApiHealth, Watches};
+use crate::watch::{ApiHealth, Extent, Watches};
 use crate::watched::Watched;
 use crate::writers::Writers;
 use crate::{announce, assigned, gang, lease, tls, watch};
@@ -119,7 +119,7 @@ impl Daemon {
             metrics: Arc::clone(&writers.metrics),
             gpu_health: remediation.map(|remediation| remediation.health),
             gpu_clocks: slow_members.map(|settings| settings.clocks),
-            hurries: false,
+            extent: Extent::Paged,
         };
         let watching = tokio::spawn(watch::run(client.clone(), watches, shutdown.clone()));
         let server = Server {

@@ -5,20 +5,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use gantry_api::{Gang, GpuNode, Placement, ResourceName, names};
+use gantry_api::{Gang, GpuNode, NodeName, Placement, ResourceName, names};
 use gantry_gang::protocol::Settings;
 use gantry_gang::{Ceilings, GangKey, Levels};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::ListParams;
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
 use tokio_util::sync::CancellationToken;
 
 use crate::gang::{budgets, owners};
 use crate::index::{Index, Store};
 use crate::lease::Leadership;
-use crate::object_memory::ObjectMemory;
-use crate::watch::{self, ApiHealth, Watches};
+use crate::object_memory::{Kind, ObjectMemory};
+use crate::pod::SlimPod;
+use crate::watch::{self, ApiHealth, Extent, Watches, stream};
 use crate::watched::Watched;
 use gantry_planner::decide::Options;
 use gantry_planner::placement::PlacementDefaults;
@@ -76,12 +77,24 @@ impl Seen {
     }
 }
 
-/// Lists a cluster into an index. The client must tolerate a silence of [`watch::SILENCE`]. Gangs that wait are not planned before
+/// The node that a pod is bound to; `None` without such a pod, or while it waits.
+///
+/// # Errors
+/// The pod cannot be read.
+pub async fn node_of(client: &Client, namespace: &str, pod: &str) -> anyhow::Result<Option<NodeName>> {
+    let path = format!("{}/{pod}", SlimPod::url_path(&(), Some(namespace)));
+    let memory = ObjectMemory::of_mib(OBJECT_MIB);
+    let pod = stream::get::<SlimPod>(client, &path, Kind::Pod, &memory).await;
+    let pod = pod.map_err(|error| unreadable("pods", error))?;
+    Ok(pod.and_then(|pod| pod.object.node().map(NodeName::from)))
+}
+
+/// Lists a cluster, or a part of it, into an index. The client must tolerate a silence of [`watch::SILENCE`]. Gangs that wait are not planned before
 /// [`Seen::plan`].
 ///
 /// # Errors
 /// The cluster cannot be listed within `limit`: then the log says why.
-pub async fn look(client: Client, terms: Terms, limit: Duration) -> anyhow::Result<Seen> {
+pub async fn look(client: Client, terms: Terms, extent: Extent, limit: Duration) -> anyhow::Result<Seen> {
     let may_list_budgets = reach(&client).await?;
     let watched = Watched::new(terms.resources).with_placement(terms.defaults, terms.model_cost_order);
     let mut index = Index::new(terms.options, &watched, "offline".to_owned());
@@ -101,7 +114,7 @@ pub async fn look(client: Client, terms: Terms, limit: Duration) -> anyhow::Resu
     let watches = Watches {
         gpu_health: None,
         gpu_clocks: None,
-        hurries: true,
+        extent,
         watched,
         store: Arc::clone(&store),
         health: ApiHealth::new(),

@@ -16,7 +16,7 @@ use gantry_api::{NodeName, PodUid, ResourceName};
 use gantry_gang::NodeFacts;
 use gantry_gang::protocol::Object;
 use gantry_runtime::chain;
-use gantry_runtime::watch::PAGE;
+use gantry_runtime::watch::{PAGE, Selection};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::mpsc;
@@ -136,8 +136,32 @@ pub struct Watches {
     pub(crate) gpu_health: Option<Arc<ClusterHealth>>,
     /// Where the clocks of GPUs are kept, if members of gangs are compared.
     pub(crate) gpu_clocks: Option<Arc<ClusterClocks>>,
-    /// Somebody waits for the first lists: each kind is listed at once, not in pages, and read by a task of its own.
-    pub hurries: bool,
+    /// How much is read.
+    pub extent: Extent,
+}
+
+/// How much is read of a cluster, and for whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it, for a daemon: lists come in pages.
+    Paged,
+    /// All of it, for somebody who waits: each kind is listed at once, and read by a task of its own.
+    AtOnce,
+    /// The same of one node, its pods, and all gangs.
+    OfNode(NodeName),
+}
+
+impl Extent {
+    /// What is selected of a kind.
+    fn of(&self, kind: Kind) -> Selection {
+        let fields = match (self, kind) {
+            (Self::OfNode(node), Kind::Pod) => format!("spec.nodeName={node}"),
+            (Self::OfNode(node), Kind::Node | Kind::GpuNode) => format!("metadata.name={node}"),
+            _ => String::new(),
+        };
+        let page = (*self == Self::Paged).then_some(PAGE);
+        Selection { fields, renew: WATCH_SECONDS, page }
+    }
 }
 
 /// Watches until `shutdown`.
@@ -297,9 +321,9 @@ impl Watches {
             }
         });
         all.push(gangs.boxed());
-        match self.hurries {
-            true => all.into_iter().map(apart).collect(),
-            false => all,
+        match self.extent {
+            Extent::Paged => all,
+            Extent::AtOnce | Extent::OfNode(_) => all.into_iter().map(apart).collect(),
         }
     }
 
@@ -309,8 +333,7 @@ impl Watches {
         api: Api<K>,
         kind: Kind,
     ) -> impl Stream<Item = Result<Event<Received<K>>, watcher::Error>> + Send + 'static {
-        let page = (!self.hurries).then_some(PAGE);
-        steady::steady(stream::events(api, kind, Arc::clone(self.store.memory()), page))
+        steady::steady(stream::events(api, kind, Arc::clone(self.store.memory()), self.extent.of(kind)))
     }
 
     /// What the events of one watch mean. Errors are logged and retried. An object that cannot be parsed fails its list or watch,

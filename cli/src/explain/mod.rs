@@ -9,10 +9,11 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use clap_complete::ArgValueCompleter;
+use gantry_extender::PublishedSettings;
 use gantry_extender::args::{levels, scheduler};
 use gantry_extender::index::{GangReport, Index, PodReport, Store, system_clock};
 use gantry_extender::offline::{self, Seen, Terms};
-use gantry_extender::{PublishedSettings, watch};
+use gantry_extender::watch::{self, Extent};
 use gantry_planner::decide::{ForeignNodes, Policy};
 use kube::Client;
 
@@ -216,22 +217,25 @@ struct Question {
 impl Question {
     /// Reads the cluster and writes the answer.
     async fn answer(&self) -> anyhow::Result<String> {
-        let seen = offline::look(self.client.clone(), self.terms.clone(), LIMIT).await?;
         let wide = self.format() == Format::Wide;
         match &self.args.what {
             What::Pod { name } => {
-                let mut report = self.pod(&seen.store, name)?;
-                if let Some(bound) = &mut report.bound {
-                    bound.placement = offline::placement(self.client.clone(), &self.namespace, name).await?;
-                }
+                let report = match self.single_bound_pod(name).await? {
+                    Some(report) => report,
+                    None => {
+                        self.with_placement(self.pod(&self.look(Extent::AtOnce).await?.store, name)?).await?
+                    }
+                };
                 self.document(&report, &[format!("pod/{}", report.name)], |pod| text::pod(pod, wide))
             }
             What::Gang { name } => {
+                let seen = self.look(Extent::AtOnce).await?;
                 let report = self.gang(&seen, name)?;
                 let names = [gang_name(&report.gang.object)];
                 self.document(&report, &names, |gang| gangs::gang(gang, now(), wide))
             }
             What::Queue { .. } => {
+                let seen = self.look(Extent::AtOnce).await?;
                 seen.plan();
                 let mut waiting = seen.store.read(|index| index.waiting_gangs(&seen.queue));
                 if let Some(namespace) = &self.args.namespace {
@@ -241,6 +245,34 @@ impl Question {
                 self.document(&waiting, &names, |waiting| gangs::queue(waiting, now()))
             }
         }
+    }
+
+    async fn look(&self, extent: Extent) -> anyhow::Result<Seen> {
+        offline::look(self.client.clone(), self.terms.clone(), extent, LIMIT).await
+    }
+
+    /// The report about a pod that is bound and is no member of a gang: nothing but its node is read for it. `None` for others.
+    async fn single_bound_pod(&self, name: &str) -> anyhow::Result<Option<PodReport>> {
+        let Some(node) = offline::node_of(&self.client, &self.namespace, name).await? else {
+            return Ok(None);
+        };
+        let seen = self.look(Extent::OfNode(node)).await?;
+        match self.pod(&seen.store, name) {
+            Ok(report) if report.bound.is_some() && report.gang.is_none() => {
+                Ok(Some(self.with_placement(report).await?))
+            }
+            // It was deleted or bound meanwhile, or more has to be read.
+            _ => Ok(None),
+        }
+    }
+
+    /// Adds why a pod that is bound is there.
+    async fn with_placement(&self, mut report: PodReport) -> anyhow::Result<PodReport> {
+        if let Some(bound) = &mut report.bound {
+            let name = &report.name;
+            bound.placement = offline::placement(self.client.clone(), &self.namespace, name).await?;
+        }
+        Ok(report)
     }
 
     fn format(&self) -> Format {

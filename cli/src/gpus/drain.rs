@@ -10,6 +10,7 @@ use gantry_extender::eviction::{
     self, Budget, Evicted, Group, Holder, blocked, refused, reported_holders, some,
 };
 use gantry_extender::offline;
+use gantry_extender::watch::Extent;
 use gantry_runtime::chain;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client};
@@ -168,7 +169,7 @@ impl Drain {
     async fn look(&self, node: &GpuNode) -> anyhow::Result<Vec<Group>> {
         let settings = self.options.one.system.settings(self.client.clone()).await;
         let terms = settings.terms().map_err(BadInput)?;
-        let seen = offline::look(self.client.clone(), terms, LIMIT).await?;
+        let seen = offline::look(self.client.clone(), terms, Extent::AtOnce, LIMIT).await?;
         let index = usize::from(self.target.index);
         let known = seen.store.read(|store| store.occupants(&self.target.node, index));
         let reported = reported_holders(node, self.target.index);

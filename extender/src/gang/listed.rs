@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use gantry_runtime::chain;
-use gantry_runtime::watch::PAGE;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, ResourceExt};
@@ -46,7 +45,8 @@ pub(super) async fn follow<K, V>(
 ) where
     K: Streamed,
 {
-    let mut events = stream::events(api, kind, Arc::clone(memory), Some(PAGE)).default_backoff().boxed();
+    let mut events =
+        stream::events(api, kind, Arc::clone(memory), stream::in_pages()).default_backoff().boxed();
     let key = |object: &K| -> Key {
         let namespace = object.namespace().unwrap_or_default();
         (namespace.into(), object.name_any().into())

@@ -34,8 +34,8 @@ pub struct PodReport {
     pub gang: Option<Arc<str>>,
     /// Why that gang waits.
     pub gang_reason: Option<Reason>,
-    /// Other gangs that have reservations and are not decided, so that only the extender knows the reservations:
-    /// `namespace/name`.
+    /// While it waits: other gangs that have reservations and are not decided, so that only the extender knows the
+    /// reservations: `namespace/name`.
     pub places_kept_for: Vec<String>,
     /// Its scheduler, if it waits and that scheduler does not call Gantry.
     pub scheduled_by: Option<Arc<str>>,
@@ -200,7 +200,10 @@ impl Index {
             asks: asks.join(", "),
             gang: gang.and_then(|key| self.in_few_words(key)),
             gang_reason: gang.and_then(|key| self.reason_of(key)),
-            places_kept_for: self.with_places(gang),
+            places_kept_for: match bound {
+                Some(_) => Vec::new(),
+                None => self.with_places(gang),
+            },
             scheduled_by: self.schedulers.other_scheduler_of(pod),
             gate: match &pod.stage {
                 Stage::Gated { by } => Some(by.clone().unwrap_or_else(|| names::GANG_GATE.into())),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use futures::Stream;
 use futures::io::{AsyncBufRead, AsyncBufReadExt};
-use gantry_runtime::watch::{MAX_OBJECT, Reader, Selection, watch_with};
+use gantry_runtime::watch::{MAX_OBJECT, PAGE, Reader, Selection, watch_with};
 use kube::runtime::watcher::{Error, Event};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
@@ -35,15 +35,19 @@ pub(crate) struct Received<K> {
     pub(crate) bytes: Option<usize>,
 }
 
-/// The events of a kind: lists in pages of so many objects, and watches after each, without end. After an error it goes on.
+/// All objects, in pages.
+pub(crate) fn in_pages() -> Selection {
+    Selection { fields: String::new(), renew: WATCH_SECONDS, page: Some(PAGE) }
+}
+
+/// The events of a kind: lists, and watches after each, without end. After an error it goes on.
 pub(crate) fn events<K: Streamed>(
     api: Api<K>,
     kind: Kind,
     memory: Arc<ObjectMemory>,
-    page: Option<u32>,
+    selection: Selection,
 ) -> impl Stream<Item = Result<Event<Received<K>>, Error>> + Send + 'static {
     let path = api.resource_url().to_owned();
-    let selection = Selection { fields: String::new(), renew: WATCH_SECONDS, page };
     watch_with(
         api.into_client(),
         path,

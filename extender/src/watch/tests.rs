@@ -22,8 +22,10 @@ struct Played {
     failures: HashMap<&'static str, u32>,
     /// Gangs are not defined.
     before_gangs: bool,
-    /// Somebody waits for the lists: they are asked for as a whole, and pages are refused.
-    hurries: bool,
+    /// How much is read of it; a daemon's if that is not said.
+    extent: Option<Extent>,
+    /// The lists that were asked for.
+    lists: Arc<Mutex<Vec<String>>>,
 }
 
 const PODS: &str = "/api/v1/pods";
@@ -77,9 +79,7 @@ impl Played {
             let lines: Vec<String> = events.iter().map(|event| format!("{event}\n")).collect();
             return Some(Response::new(Body::from(lines.concat().into_bytes())));
         }
-        if self.hurries && request.uri().query().unwrap_or_default().contains("limit=") {
-            return Response::builder().status(400).body(Body::from(b"a page".to_vec())).ok();
-        }
+        self.lists.lock().unwrap().push(request.uri().to_string());
         if let Some(left) = self.failures.get_mut(path).filter(|left| **left > 0) {
             *left -= 1;
             return Response::builder().status(500).body(Body::from(b"broken".to_vec())).ok();
@@ -105,7 +105,7 @@ fn watches(store: &Arc<Store>, health: &Arc<ApiHealth>) -> Watches {
     Watches {
         gpu_health: None,
         gpu_clocks: None,
-        hurries: false,
+        extent: Extent::Paged,
         watched: watched(),
         store: Arc::clone(store),
         health: Arc::clone(health),
@@ -120,7 +120,8 @@ async fn until(played: Played, seen: impl Fn(&Store) -> bool) -> (Arc<Store>, Ar
     let store = Arc::new(Store::new(Index::new(Options::default(), &watched(), "run".into())));
     let health = ApiHealth::new();
     let shutdown = CancellationToken::new();
-    let watches = Watches { hurries: played.hurries, ..watches(&store, &health) };
+    let extent = played.extent.clone().unwrap_or(Extent::Paged);
+    let watches = Watches { extent, ..watches(&store, &health) };
     let task = tokio::spawn(run(played.start(), watches, shutdown.clone()));
     let waited = async {
         while !seen(&store) {
@@ -177,18 +178,33 @@ async fn lists_fill_the_index_and_events_change_it() {
 }
 
 #[tokio::test]
-async fn command_that_somebody_waits_for_lists_each_kind_at_once() {
-    let played = Played {
-        objects: HashMap::from([
-            (PODS, vec![bound(pod("a", 2), "n", 1, Some("0,1"))]),
-            (NODES, vec![node("n")]),
-            (GPU_NODES, vec![gpu_node("n", &bridged())]),
-        ]),
-        hurries: true,
-        ..Played::default()
-    };
-    let (store, _) = until(played, |store| store.snapshot().synced).await;
-    assert_eq!(free(&store, "n").as_deref(), Some("2,3,4,5,6,7"));
+async fn no_more_is_listed_than_the_extent_says() {
+    let one_node = Extent::OfNode("n".into());
+    let whole = [GANGS, GPU_NODES, NODES, PODS].map(|path| format!("{path}?&fieldSelector="));
+    let of_node = [
+        whole[0].clone(),
+        format!("{GPU_NODES}?&fieldSelector=metadata.name%3Dn"),
+        format!("{NODES}?&fieldSelector=metadata.name%3Dn"),
+        format!("{PODS}?&fieldSelector=spec.nodeName%3Dn"),
+    ];
+    let paged = whole.each_ref().map(|list| format!("{list}&limit=500"));
+    for (extent, lists) in [(Extent::Paged, paged), (Extent::AtOnce, whole), (one_node, of_node)] {
+        let played = Played {
+            objects: HashMap::from([
+                (PODS, vec![bound(pod("a", 2), "n", 1, Some("0,1"))]),
+                (NODES, vec![node("n")]),
+                (GPU_NODES, vec![gpu_node("n", &bridged())]),
+            ]),
+            extent: Some(extent),
+            ..Played::default()
+        };
+        let asked = Arc::clone(&played.lists);
+        let (store, _) = until(played, |store| store.snapshot().synced).await;
+        assert_eq!(free(&store, "n").as_deref(), Some("2,3,4,5,6,7"));
+        let mut asked = asked.lock().unwrap().clone();
+        asked.sort_unstable();
+        assert_eq!(asked, lists);
+    }
 }
 
 #[tokio::test]

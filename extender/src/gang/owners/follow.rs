@@ -8,7 +8,6 @@ use futures::StreamExt;
 use gantry_gang::OwnerKind;
 use gantry_gang::integrations::{STATUS, api, is_object_name};
 use gantry_runtime::chain;
-use gantry_runtime::watch::PAGE;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ApiResource;
 use kube::core::DynamicResourceScope;
@@ -117,8 +116,9 @@ async fn watch_at(
     said: &mut bool,
 ) -> bool {
     let objects: Api<Slim> = Api::all_with(client.clone(), &resource);
-    let mut events =
-        stream::events(objects, Kind::Owner, Arc::clone(memory), Some(PAGE)).default_backoff().boxed();
+    let mut events = stream::events(objects, Kind::Owner, Arc::clone(memory), stream::in_pages())
+        .default_backoff()
+        .boxed();
     loop {
         let event = tokio::select! {
             event = events.next() => event,
