@@ -140,14 +140,14 @@ pub struct Watches {
     pub extent: Extent,
 }
 
-/// How much is read of a cluster, and for whom.
+/// How much of a cluster is read, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Extent {
-    /// All of it, for a daemon: lists come in pages.
+    /// All of it, in pages, as a daemon reads it.
     Paged,
-    /// All of it, for somebody who waits: each kind is listed at once, and read by a task of its own.
+    /// All of it, as fast as possible: each kind is listed at once and read by a task of its own.
     AtOnce,
-    /// The same of one node, its pods, and all gangs.
+    /// One node, its pods and all Gangs, as fast as possible.
     OfNode(NodeName),
 }
 

@@ -40,7 +40,8 @@ pub struct Selection {
     pub fields: String,
     /// Seconds after which a watch is renewed.
     pub renew: u32,
-    /// Objects of one page of a list; `None` for all at once. Later pages take the API server several times as long as the first.
+    /// Objects of one page of a list; `None` for all at once. Of custom resources, the API server takes several times as long for each
+    /// later page as for the first.
     pub page: Option<u32>,
 }
 
