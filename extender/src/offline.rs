@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use gantry_api::{Gang, GpuNode, NodeName, Placement, ResourceName, names};
+use gantry_gang::integrations::is_object_name;
 use gantry_gang::protocol::Settings;
 use gantry_gang::{Ceilings, GangKey, Levels};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -77,11 +78,15 @@ impl Seen {
     }
 }
 
-/// The node that a pod is bound to; `None` without such a pod, or while it waits.
+/// The node that a pod is bound to; `None` if there is no such pod, or while it waits.
 ///
 /// # Errors
 /// The pod cannot be read.
 pub async fn node_of(client: &Client, namespace: &str, pod: &str) -> anyhow::Result<Option<NodeName>> {
+    // Other text would lead to another path of the API.
+    if !is_object_name(namespace) || !is_object_name(pod) {
+        return Ok(None);
+    }
     let path = format!("{}/{pod}", SlimPod::url_path(&(), Some(namespace)));
     let memory = ObjectMemory::of_mib(OBJECT_MIB);
     let pod = stream::get::<SlimPod>(client, &path, Kind::Pod, &memory).await;
@@ -217,5 +222,34 @@ fn unreadable(kind: &str, error: kube::Error) -> anyhow::Error {
         }
         kube::Error::Api(status) => anyhow::anyhow!("{kind} cannot be listed: {}", status.message),
         error => anyhow::anyhow!("the API server cannot be reached: {}", gantry_runtime::chain(&error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::json;
+    use tower_test::mock;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_names_of_objects_are_asked_for() {
+        let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+        let client = Client::new(service, "default");
+        let answers = tokio::spawn(async move {
+            let (request, send) = api.next_request().await.unwrap();
+            let pod = json!({"metadata": {"name": "a"}, "spec": {"nodeName": "n"}});
+            send.send_response(Response::new(Body::from(pod.to_string().into_bytes())));
+            request.uri().to_string()
+        });
+        for (namespace, pod) in
+            [("ml", "a/log"), ("ml", "a b"), ("ml", "../../nodes"), ("ml/x", "a"), ("ml", "")]
+        {
+            assert_eq!(node_of(&client, namespace, pod).await.unwrap(), None);
+        }
+        assert_eq!(node_of(&client, "ml", "a").await.unwrap(), Some("n".into()));
+        assert_eq!(answers.await.unwrap(), "/api/v1/namespaces/ml/pods/a");
     }
 }
