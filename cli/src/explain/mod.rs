@@ -220,12 +220,13 @@ impl Question {
         let wide = self.format() == Format::Wide;
         match &self.args.what {
             What::Pod { name } => {
-                let report = match self.single_bound_pod(name).await? {
+                let mut report = match self.single_bound_pod(name).await? {
                     Some(report) => report,
-                    None => {
-                        self.with_placement(self.pod(&self.look(Extent::AtOnce).await?.store, name)?).await?
-                    }
+                    None => self.pod(&self.look(Extent::AtOnce).await?.store, name)?,
                 };
+                if let Some(bound) = &mut report.bound {
+                    bound.placement = offline::placement(self.client.clone(), &self.namespace, name).await?;
+                }
                 self.document(&report, &[format!("pod/{}", report.name)], |pod| text::pod(pod, wide))
             }
             What::Gang { name } => {
@@ -251,28 +252,15 @@ impl Question {
         offline::look(self.client.clone(), self.terms.clone(), extent, LIMIT).await
     }
 
-    /// The report about a pod that is bound and is no member of a gang: nothing but its node is read for it. `None` for others.
+    /// The report about a bound pod that is no member of a gang, for which only its node is read. `None` for other pods.
     async fn single_bound_pod(&self, name: &str) -> anyhow::Result<Option<PodReport>> {
         let Some(node) = offline::node_of(&self.client, &self.namespace, name).await? else {
             return Ok(None);
         };
         let seen = self.look(Extent::OfNode(node)).await?;
-        match self.pod(&seen.store, name) {
-            Ok(report) if report.bound.is_some() && report.gang.is_none() => {
-                Ok(Some(self.with_placement(report).await?))
-            }
-            // It was deleted or bound meanwhile, or more has to be read.
-            _ => Ok(None),
-        }
-    }
-
-    /// Adds why a pod that is bound is there.
-    async fn with_placement(&self, mut report: PodReport) -> anyhow::Result<PodReport> {
-        if let Some(bound) = &mut report.bound {
-            let name = &report.name;
-            bound.placement = offline::placement(self.client.clone(), &self.namespace, name).await?;
-        }
-        Ok(report)
+        // Of one that was deleted meanwhile, or asks for nothing that is managed there, the whole cluster tells more.
+        let report = self.pod(&seen.store, name).ok();
+        Ok(report.filter(|report| report.bound.is_some() && report.gang.is_none()))
     }
 
     fn format(&self) -> Format {
