@@ -67,6 +67,23 @@ fn grow(world: &mut World, min: u32, groups: &[(&str, u32)]) {
     composite(world, "tree", min, None);
 }
 
+/// A pod of the PodGroup that its first letter names, in a gang that asks for a spare reservation.
+fn with_spare(pod: &str) -> Member {
+    let mut membership = in_group(&pod[..1]);
+    membership.options.spares = Some(1);
+    member(pod, membership)
+}
+
+/// A tree that asks for a spare reservation and needs one of two PodGroups: `a` of one pod, or `b` of two.
+fn tree_with_spares() -> World {
+    let mut world = World::new();
+    ["a0", "b0", "b1"].iter().for_each(|pod| world.see(with_spare(pod)));
+    pod_group(&mut world, "a", 1, "tree");
+    pod_group(&mut world, "b", 2, "tree");
+    composite(&mut world, "tree", 1, None);
+    world
+}
+
 fn roles(request: &PlanRequest) -> Vec<&str> {
     let mut roles: Vec<&str> = request.members.iter().map(|member| &*member.role).collect();
     roles.dedup();
@@ -214,16 +231,7 @@ fn group_is_completed_beside_a_pod_bound_past_the_extender() {
 #[test]
 fn spare_of_a_group_that_has_ended_is_released() {
     // A further group needs the devices, and no member of the first can be lost any more.
-    let with_spare = |pod: &str, name: &str| {
-        let mut membership = in_group(name);
-        membership.options.spares = Some(1);
-        member(pod, membership)
-    };
-    let mut world = World::new();
-    ["a0", "b0", "b1"].iter().for_each(|pod| world.see(with_spare(pod, &pod[..1])));
-    pod_group(&mut world, "a", 1, "tree");
-    pod_group(&mut world, "b", 2, "tree");
-    composite(&mut world, "tree", 1, None);
+    let mut world = tree_with_spares();
     let wanted = world.next().unwrap();
     let spare = Reservation { role: "a".into(), ..place("n-s", "g-s") };
     let found = Placement { spares: vec![spare], ..placement(&wanted) };
@@ -232,22 +240,13 @@ fn spare_of_a_group_that_has_ended_is_released() {
     world.write();
     world.bind("a0");
     assert_eq!((roles(&wanted), world.reserved()), (vec!["a"], vec!["g-s".to_owned()]));
-    world.see(Member { stage: Stage::Succeeded, ..with_spare("a0", "a") });
+    world.see(Member { stage: Stage::Succeeded, ..with_spare("a0") });
     assert_eq!(world.reserved(), Vec::<String>::new());
 }
 
 #[test]
 fn spare_is_for_a_further_group_while_that_is_placed() {
-    let with_spare = |pod: &str| {
-        let mut membership = in_group(&pod[..1]);
-        membership.options.spares = Some(1);
-        member(pod, membership)
-    };
-    let mut world = World::new();
-    ["a0", "b0", "b1"].iter().for_each(|pod| world.see(with_spare(pod)));
-    pod_group(&mut world, "a", 1, "tree");
-    pod_group(&mut world, "b", 2, "tree");
-    composite(&mut world, "tree", 1, None);
+    let mut world = tree_with_spares();
     let first = world.next().unwrap();
     bind(&mut world, &first);
     let wanted = world.next().unwrap();
