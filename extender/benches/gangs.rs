@@ -8,7 +8,8 @@ use std::sync::Arc;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use gantry_api::names;
-use gantry_extender::index::Disruptions;
+use gantry_extender::answers;
+use gantry_extender::index::{Disruptions, Index};
 use gantry_gang::membership::{GangOptions, Size};
 use gantry_gang::protocol::{
     BindEnd, GangEvent, Gangs, Member, Now, Object, Placement, Refusal, Reservation, Settings, ShapeId,
@@ -133,6 +134,25 @@ fn publication_with_promised_room(bencher: Bencher<'_, '_>, promised: u32) {
         gpus = 15 - gpus;
         live.store.update(|index| index.node_applied(&"n0".into(), vec![(names::GPU_RESOURCE.into(), gpus)]));
     });
+}
+
+/// Why a pod waits: every node of so many, each full of eight pods, with those that would have to end.
+#[divan::bench(args = [500, 5_000], sample_count = 10)]
+fn explanation_of_a_pod(bencher: Bencher<'_, '_>, nodes: u32) {
+    let mut live = Live::new(nodes);
+    live.show((0..nodes * 8).map(|number| bound(pod(&format!("other-{number}"), 1), number / 8)));
+    live.show([pod("waits", 4)].into_iter());
+    bencher.bench_local(|| answers::pod(&live.store, &[names::GPU_RESOURCE], "ml", "waits"));
+}
+
+/// Why a gang of 64 nodes waits at so many nodes, each full of eight pods, with those that would have to end.
+#[divan::bench(args = [500, 5_000], sample_count = 10)]
+fn explanation_of_a_gang(bencher: Bencher<'_, '_>, nodes: u32) {
+    let mut live = Live::new(nodes);
+    live.show((0..nodes * 8).map(|number| bound(pod(&format!("other-{number}"), 1), number / 8)));
+    live.show((0..64).map(|number| member("waits", number, 64, 8)));
+    let queue = live.store.read(Index::gangs_in_line);
+    bencher.bench_local(|| answers::gang(&live.store, &queue, "ml", "waits"));
 }
 
 /// A decided gang of which those have come and are bound that are needed, and the others are on their way.

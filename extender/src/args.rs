@@ -61,6 +61,15 @@ pub struct Args {
     #[arg(long = "page-host", env = "GANTRY_PAGE_HOSTS", value_name = "NAME", value_delimiter = ',', value_parser = object_name, requires = "page_listen")]
     pub page_hosts: Vec<String>,
 
+    /// Address of loopback to answer `gantry explain` on, in plain HTTP. There is no authentication: whoever may forward
+    /// ports to this pod may ask. Default: the command reads the cluster itself.
+    #[arg(long, env = "GANTRY_EXPLAIN_LISTEN", value_name = "ADDRESS:PORT", value_parser = loopback)]
+    pub explain_listen: Option<SocketAddr>,
+
+    /// Name of this pod, to which `gantry explain` forwards a port.
+    #[arg(long, env = "GANTRY_POD_NAME", value_name = "NAME", value_parser = object_name)]
+    pub pod_name: Option<String>,
+
     /// File with rules of remediation: what is done about faults of GPUs (docs/how-to/remediation.md). It is read
     /// again when it changes. Default: nothing is done.
     #[arg(long, env = "GANTRY_REMEDIATION_RULES", value_name = "FILE")]
@@ -329,6 +338,16 @@ pub struct LeaseArgs {
 /// The text is not a list of levels.
 pub fn levels(text: &str) -> Result<Levels, String> {
     Levels::parse(text).map_err(|error| error.to_string())
+}
+
+fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let address = gantry_runtime::listen::address(text)?;
+    match address.ip().is_loopback() {
+        true => Ok(address),
+        false => {
+            Err("write an address of loopback, such as 127.0.0.1:8013: there is no authentication".to_owned())
+        }
+    }
 }
 
 fn seconds_or_none(text: &str) -> Result<Duration, String> {

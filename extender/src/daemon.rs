@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
+use crate::answers::http::Answers;
 use crate::args::{Args, LeaseArgs, TlsArgs};
 use crate::assigned::Assignments;
 use crate::bind::Binder;
@@ -47,6 +48,15 @@ pub struct Daemon {
     slow_members: Option<SlowMemberSettings>,
 }
 
+/// Where what is known is served, to be read only.
+#[derive(Debug, Default)]
+pub struct ReadOnlyListeners {
+    /// The web page.
+    pub page: Option<TcpListener>,
+    /// The answers to `gantry explain`.
+    pub explain: Option<TcpListener>,
+}
+
 impl Daemon {
     /// Reads all that the arguments name.
     ///
@@ -71,7 +81,7 @@ impl Daemon {
         })
     }
 
-    /// Runs until `shutdown`, for the cluster of this client. `page` is where the web page is served, if it is.
+    /// Runs until `shutdown`, for the cluster of this client.
     ///
     /// # Errors
     /// A task that only ends at shutdown has ended before.
@@ -79,7 +89,7 @@ impl Daemon {
         self,
         client: Client,
         listeners: Listeners<L>,
-        page: Option<TcpListener>,
+        read_only: ReadOnlyListeners,
         shutdown: CancellationToken,
     ) -> anyhow::Result<()> {
         let Self { args, options, watched, tls, run, election, remediation, slow_members } = self;
@@ -139,7 +149,16 @@ impl Daemon {
         // The Lease is held until the last call is answered.
         let release = CancellationToken::new();
         let mut tasks = JoinSet::new();
-        if let Some(listener) = page {
+        if let Some(listener) = read_only.explain {
+            let answers = Answers {
+                store: Arc::clone(&store),
+                resources: args.resources.clone(),
+                leadership: Arc::clone(&leadership),
+                metrics: Arc::clone(&writers.metrics),
+            };
+            tasks.spawn(answers.run(listener, shutdown.clone()));
+        }
+        if let Some(listener) = read_only.page {
             let page = Page {
                 store: Arc::clone(&store),
                 client: client.clone(),

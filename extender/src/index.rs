@@ -38,7 +38,7 @@ mod verbs;
 mod victim_search;
 mod volume_table;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -48,8 +48,8 @@ use gantry_gang::{Fabric, Levels, NodeFacts};
 
 pub use disruption_budgets::{Disruptions, PartialBudget};
 pub use gangs::{
-    Awaited, Belongs, Called, GangReport, GangStanding, GangTotals, GangView, MemberView, PlaceView,
-    PlacesKept, Said, Trial,
+    Awaited, Belongs, Called, GangReport, GangStanding, GangTotals, GangView, MemberStage, MemberView,
+    PlaceView, PlacesKept, Said, Trial,
 };
 pub use holds::HOLD;
 pub use idle::{IdleCause, IdleKey, IdleTotals, SET_SIZES};
@@ -754,9 +754,9 @@ impl Index {
         self.pods.names(namespace)
     }
 
-    /// The namespaces that have pods.
-    pub fn namespaces(&self) -> BTreeSet<Arc<str>> {
-        self.pods.namespaces()
+    /// A namespace that has a pod of this name.
+    pub fn namespace_of_pod(&self, name: &str) -> Option<&Arc<str>> {
+        self.pods.namespace_of(name)
     }
 
     /// The fabric as of the last publication.

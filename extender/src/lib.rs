@@ -8,12 +8,13 @@
 //! ```
 //!
 //! Decisions are made in `gantry-planner`. Pure here: `watched`, `ledger`, `wire`. State without I/O: `index`. I/O:
-//! `watch`, `bind`, `explain`, `assigned`, `activate`, `server`, `page`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`,
+//! `watch`, `bind`, `explain`, `assigned`, `activate`, `server`, `page`, `answers`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`,
 //! `remediation`, whose decisions are pure.
 #![forbid(unsafe_code)]
 
 pub(crate) mod activate;
 pub(crate) mod announce;
+pub mod answers;
 pub mod args;
 pub(crate) mod assigned;
 pub mod bind;
@@ -27,6 +28,7 @@ mod fixtures;
 pub mod gang;
 pub mod gpu_node;
 pub mod gpu_reset;
+pub(crate) mod http_guard;
 pub mod index;
 pub mod lease;
 pub(crate) mod ledger;
@@ -50,8 +52,8 @@ pub mod wire;
 pub(crate) mod writers;
 
 pub use args::Args;
-pub use daemon::Daemon;
-pub use published::PublishedSettings;
+pub use daemon::{Daemon, ReadOnlyListeners};
+pub use published::{ExplainPort, PublishedSettings};
 
 use std::net::SocketAddr;
 
@@ -69,12 +71,15 @@ use crate::watch::SILENCE;
 /// on. An API server that cannot be reached is no error: the extender serves, says that it is not ready, and tries
 /// again.
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
-    let (kubeconfig, page) = (args.kubeconfig.clone(), args.page_listen);
+    let kubeconfig = args.kubeconfig.clone();
     let (all, metrics) = (args.listen, args.metrics_listen);
+    let (page, explain) = (args.page_listen, args.explain_listen);
     let daemon = Daemon::new(args)?;
     let client = gantry_runtime::connect(kubeconfig.as_deref(), SILENCE).await?;
     let listeners = Listeners { all: listen(all)?, metrics: metrics.map(listen).transpose()? };
-    daemon.run(client, listeners, page.map(listen).transpose()?, shutdown).await
+    let read_only =
+        ReadOnlyListeners { page: page.map(listen).transpose()?, explain: explain.map(listen).transpose()? };
+    daemon.run(client, listeners, read_only, shutdown).await
 }
 
 fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {

@@ -107,6 +107,13 @@ struct RemediationReset {
     result: &'static str,
 }
 
+/// A question of `gantry explain`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ExplainRequest {
+    /// HTTP status.
+    pub code: u16,
+}
+
 /// A request of the web page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PageRequest {
@@ -289,6 +296,8 @@ pub struct Metrics {
     refused_objects: Family<Namespace, Gauge>,
     object_limit: Gauge,
     refusals: Counter,
+    /// Questions of `gantry explain`, by status.
+    pub explain_requests: Family<ExplainRequest, Counter>,
     /// Requests of the web page, by status.
     pub page_requests: Family<PageRequest, Counter>,
     /// Streams of the web page that are open.
@@ -351,6 +360,7 @@ impl Metrics {
             refused_objects: Family::default(),
             object_limit: Gauge::default(),
             refusals: Counter::default(),
+            explain_requests: Family::default(),
             page_requests: Family::default(),
             page_streams: Gauge::default(),
             page_refreshes: Histogram::new(PLANS),
@@ -444,6 +454,11 @@ impl Metrics {
         );
         // Not checked yet.
         metrics.missing_policies.set(-1);
+        registry.register(
+            "explain_requests",
+            "Questions of gantry explain by HTTP status",
+            metrics.explain_requests.clone(),
+        );
         registry.register(
             "page_requests",
             "Requests of the web page by HTTP status",

@@ -4,13 +4,11 @@
 //! Everything is computed from facts that are shared with the index, outside its lock, at most once a second, and only on
 //! request. Requests, streams, the size of a response and the time that a client may take are bounded.
 
-mod limits;
 mod model;
 mod node;
 mod pod;
 
 use std::convert::Infallible;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,12 +25,12 @@ use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
+use crate::http_guard::{Rate, host_of, is_known, json, json_bytes, too_many};
 use crate::index::Store;
 use crate::lease::Leadership;
 use crate::metrics::{Metrics, PageRequest};
 use crate::watch::ApiHealth;
 use gantry_gang::Levels;
-use limits::Rate;
 use model::{Condition, Model, View};
 
 /// The files of the page: path, type, content.
@@ -316,43 +314,6 @@ async fn guard(State(serving): State<Arc<Serving>>, request: Request, next: Next
     let code = response.status().as_u16();
     serving.page.metrics.page_requests.get_or_create(&PageRequest { code }).inc();
     response
-}
-
-/// The name or address by which a browser calls the page, without port.
-fn host_of(request: &Request) -> Option<&str> {
-    let header = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-    let host = header.or_else(|| request.uri().authority().map(|authority| authority.as_str()))?;
-    Some(match host.strip_prefix('[') {
-        Some(address) => address.split_once(']')?.0,
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    })
-}
-
-/// Whether the page may be called so. A name of another site that leads to this address would let that site read the
-/// page through a browser.
-fn is_known(host: Option<&str>, hosts: &[String]) -> bool {
-    host.is_some_and(|host| {
-        host.parse::<IpAddr>().is_ok()
-            || host.eq_ignore_ascii_case("localhost")
-            || hosts.iter().any(|known| known.eq_ignore_ascii_case(host))
-    })
-}
-
-fn too_many(message: &str) -> Response {
-    let mut response = text(StatusCode::TOO_MANY_REQUESTS, message);
-    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-    response
-}
-
-fn json(value: &impl Serialize) -> Response {
-    match serde_json::to_vec(value) {
-        Ok(bytes) => json_bytes(bytes.into()),
-        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
-    }
-}
-
-fn json_bytes(bytes: Bytes) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], bytes).into_response()
 }
 
 #[cfg(test)]

@@ -53,6 +53,18 @@ pub struct PublishedSettings {
     pub request_defaults: Vec<String>,
     /// `--model-cost-order`.
     pub model_cost_order: Vec<String>,
+    /// Where the leader answers `gantry explain`; absent if it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explain: Option<ExplainPort>,
+}
+
+/// A port of loopback in the pod of the leader.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExplainPort {
+    /// `--pod-name`.
+    pub pod: String,
+    /// The port of `--explain-listen`.
+    pub port: u16,
 }
 
 impl Default for PublishedSettings {
@@ -73,6 +85,7 @@ impl Default for PublishedSettings {
             gates: false,
             request_defaults: Vec::new(),
             model_cost_order: Vec::new(),
+            explain: None,
         }
     }
 }
@@ -101,6 +114,11 @@ impl PublishedSettings {
             gates: args.gangs.gates,
             request_defaults: args.request_defaults.clone(),
             model_cost_order: args.model_cost_order.clone(),
+            explain: args
+                .pod_name
+                .clone()
+                .zip(args.explain_listen)
+                .map(|(pod, listen)| ExplainPort { pod, port: listen.port() }),
         })
     }
 
@@ -228,6 +246,8 @@ mod tests {
             "--gates",
             "--request-default=research/economy=true",
             "--model-cost-order=L4,A100",
+            "--explain-listen=127.0.0.1:8013",
+            "--pod-name=gantry-extender-x",
         ];
         let settings = published(&words);
         let read = PublishedSettings::of_lease(&lease(&settings.to_annotation().unwrap())).unwrap().unwrap();
@@ -240,6 +260,8 @@ mod tests {
         assert_eq!(terms.ceilings.arrival.as_secs(), 900);
         assert_eq!(terms.ceilings.spares, 2);
         assert!(terms.gates);
+        let explain = ExplainPort { pod: "gantry-extender-x".to_owned(), port: 8013 };
+        assert_eq!(read.explain, Some(explain));
         assert_eq!(*terms.schedulers, ["gantry".into()]);
     }
 

@@ -141,6 +141,8 @@ impl Cluster {
         let kubeconfig = self.credentials(self.control(), name, &spec, &server, None).await?;
         let mut program = program(name, binary, &spec, &kubeconfig, self.control().name())?;
         if let Some(listen) = listen {
+            // One of several answers there.
+            program.args.retain(|arg| !arg.starts_with("--explain-listen="));
             for (flag, address) in [("--listen", listen), ("--metrics-listen", "127.0.0.1:0")] {
                 let place = program.args.iter().position(|arg| arg == flag);
                 match place.and_then(|place| program.args.get_mut(place + 1)) {

@@ -9,7 +9,7 @@ mod pods;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use gantry_e2e::{
 use gantry_nvml_sim::control::Controller;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Node, Pod};
 use kube::Api;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -49,10 +49,11 @@ fn main() -> ExitCode {
         eprintln!("tests of the image are skipped: {why}");
     }
     let bed = Arc::new(Mutex::new(None));
-    let stories: [(&str, Story); 13] = [
+    let stories: [(&str, Story); 14] = [
         ("daemons_become_ready_as_pods", |bed| bed.on(become_ready(bed))),
         ("containers_have_no_more_than_they_need", |bed| bed.on(confined(bed))),
         ("gpu_pod_gets_its_grant", |bed| bed.on(granted(bed))),
+        ("explain_asks_the_extender_in_its_pod", |bed| bed.on(explained(bed))),
         ("killed_plugin_comes_back_and_serves", |bed| bed.on(plugin_killed(bed))),
         ("overwritten_library_restarts_the_plugin", |bed| bed.on(library_overwritten(bed))),
         (HANG, |bed| bed.on(nvml_hangs(bed))),
@@ -405,6 +406,69 @@ async fn granted(bed: &Bed) -> Result<()> {
     let both = first.iter().find(|device| second.contains(*device));
     ensure!(both.is_none(), "{both:?} is given to two pods");
     Ok(())
+}
+
+/// `gantry explain` asks the leader over a forwarded port. A user that may read, and may forward no ports there, gets the
+/// same answer from the cluster.
+async fn explained(bed: &Bed) -> Result<()> {
+    let mut large = pods::sleeper("large", 8)?;
+    if let Some(spec) = &mut large.spec {
+        spec.scheduler_name = Some("gantry".to_owned());
+    }
+    bed.pods("default").create(&PostParams::default(), &large).await?;
+    let admin = bed.cluster.kubeconfig();
+    let asked = until("the extender explains the pod", LIMIT, async || {
+        let before = answered(bed).await.map_err(|error| error.to_string())?;
+        let asked = explain(bed, &admin, &[]).map_err(|error| error.to_string())?;
+        // One pod of the scheduler leads, and the other one does not answer.
+        let count = answered(bed).await.map_err(|error| error.to_string())? - before;
+        if count == 1 { Ok(asked) } else { Err(format!("{count} answers to a question; {asked}")) }
+    })
+    .await?;
+    ensure!(asked["nodes"][0]["lack"]["kind"] == "Devices", "{asked}");
+    let before = answered(bed).await?;
+    let read = explain(bed, &admin, &["--read-cluster"])?;
+    ensure!(read == asked, "the cluster says {read}, and the extender {asked}");
+    bed.cluster
+        .kubectl(&["create", "clusterrole", "reader", "--verb=get,list,watch", "--resource=*.*"])
+        .await?;
+    bed.cluster
+        .kubectl(&["create", "clusterrolebinding", "reader", "--clusterrole=reader", "--user=reader"])
+        .await?;
+    let reader = std::env::temp_dir().join("gantry-image-reader");
+    let mut config: Value = serde_saphyr::from_str(&fs::read_to_string(&admin)?)?;
+    config["users"][0]["user"]["as"] = "reader".into();
+    fs::write(&reader, config.to_string())?;
+    let read = until("a reader gets an answer", LIMIT, async || {
+        explain(bed, &reader, &[]).map_err(|error| error.to_string())
+    })
+    .await?;
+    ensure!(read == asked && answered(bed).await? == before, "{read}");
+    bed.delete("large").await
+}
+
+/// What `gantry explain` prints of the pod `large`, and nothing on standard error.
+fn explain(bed: &Bed, kubeconfig: &Path, more: &[&str]) -> Result<Value> {
+    let mut command = std::process::Command::new(&bed.binary);
+    command.args(["explain", "pod", "large", "-n", "default", "-o", "json"]).args(more);
+    let output = command.arg("--kubeconfig").arg(kubeconfig).output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && errors.is_empty(), "{}: {errors}", output.status);
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// Questions that the extenders have answered.
+async fn answered(bed: &Bed) -> Result<u64> {
+    let mut count = 0;
+    for pod in bed.daemons(EXTENDER).await? {
+        let address = pod.status.and_then(|status| status.pod_ip).context("no address")?;
+        let url = format!("http://{address}:8011/metrics");
+        let page = bed.cluster.nodes()[0].exec(&["busybox", "wget", "-q", "-O", "-", &url]).await?;
+        let mut lines = page.lines();
+        let series = "gantry_extender_explain_requests_total{code=\"200\"} ";
+        count += lines.find_map(|line| line.strip_prefix(series)?.parse().ok()).unwrap_or(0);
+    }
+    Ok(count)
 }
 
 async fn plugin_killed(bed: &Bed) -> Result<()> {

@@ -56,6 +56,7 @@ gantry-plugin-config
 {{- if ne $extender.foreignNodes "" }}{{ $args = append $args (printf "--foreign-nodes=%s" $extender.foreignNodes) }}{{ end -}}
 {{- if $extender.gates }}{{ $args = append $args "--gates" }}{{ end -}}
 {{- if $extender.remediationRules }}{{ $args = append $args "--remediation-rules=/etc/gantry/remediation/rules.yaml" }}{{ end -}}
+{{- with $extender.explainListen }}{{ $args = append $args (printf "--explain-listen=%s" .) }}{{ end -}}
 {{- if $extender.page.enabled }}
 {{- $args = append $args (printf "--page-listen=%s" $extender.page.listen) -}}
 {{- with $extender.page.hosts }}{{ $args = append $args (printf "--page-host=%s" (join "," .)) }}{{ end -}}

@@ -1,22 +1,29 @@
-//! `gantry explain`: why a pod or a gang is on its node, or why it waits and which pods would have to end. Reads the
-//! cluster once, as the extender does; writes nothing.
+//! `gantry explain`: why a pod or a gang is on its node, or why it waits and which pods would have to end. Asks the
+//! extender; where that cannot be asked, reads the cluster once, as the extender does. Writes nothing.
 
+mod ask;
 mod gangs;
 mod text;
 
+use std::io::Write as _;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use clap_complete::ArgValueCompleter;
 use gantry_extender::PublishedSettings;
+use gantry_extender::answers::{self, Unanswered, http};
 use gantry_extender::args::{levels, scheduler};
-use gantry_extender::index::{GangReport, Index, PodReport, Store, system_clock};
+use gantry_extender::index::{GangReport, GangStanding, PodReport, Store, system_clock};
 use gantry_extender::offline::{self, Seen, Terms};
 use gantry_extender::watch::{self, Extent};
 use gantry_planner::decide::{ForeignNodes, Policy};
+use gantry_runtime::chain;
 use kube::Client;
+use serde::de::DeserializeOwned;
 
+use self::ask::{Extender, Failure};
 use crate::cluster::{ClusterArgs, SystemArgs};
 use crate::complete;
 use crate::output::{Format, Screenful, json, wrapped, yaml};
@@ -29,7 +36,11 @@ use crate::visible::Visible;
 #[command(after_help = "\
 JSON and YAML (-o json, -o yaml) have the same facts with stable field names.
 
-The settings of the extender are those that it publishes on its Lease. An option here precedes them.
+The extender answers, over a port that is forwarded to its pod. If it cannot be
+asked so, the whole cluster is read, which takes longer.
+
+The settings of the extender are those that it publishes on its Lease. An option
+here precedes them, and the cluster is read.
 
 Examples:
   gantry explain pod trainer-0                 its node and GPUs and why, or what every node lacks
@@ -67,7 +78,15 @@ pub(crate) struct ExplainArgs {
     #[arg(long, global = true, hide = true)]
     json: bool,
 
-    /// Read the cluster again every five seconds, and print the answer again when it changes
+    /// Ask the extender at this address of --explain-listen, such as that of your own kubectl port-forward
+    #[arg(long, env = "GANTRY_EXTENDER", value_name = "ADDRESS:PORT", value_parser = gantry_runtime::listen::address, global = true)]
+    extender: Option<SocketAddr>,
+
+    /// Read the cluster, and do not ask the extender
+    #[arg(long, conflicts_with = "extender", global = true)]
+    read_cluster: bool,
+
+    /// Ask again every five seconds, and print the answer again when it changes
     #[arg(long, short, global = true)]
     watch: bool,
 
@@ -175,10 +194,6 @@ enum What {
     },
 }
 
-/// The largest edit distance of a suggested name.
-const NEAR: usize = 2;
-/// Names listed if none is close.
-const SHOWN: usize = 8;
 /// Timeout for listing the cluster.
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -191,54 +206,78 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// The cluster cannot be read, or there is no such pod.
 pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let client = args.cluster.connect_for(watch::SILENCE).await?;
-    let settings = args.settings.over(args.system.settings(client.clone()).await);
-    let terms = settings.terms().map_err(BadInput)?;
-    let namespace = args.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
-    let question = Question { args, client, namespace, resources: settings.resources, terms };
-    if !question.args.watch {
+    if !args.watch {
+        let question = Question::new(&args, &client).await?;
         return print(&Visible::new(&question.answer().await?));
     }
     let mut screen = Screenful::default();
     loop {
+        // Another extender may lead by now, with other settings.
+        let question = Question::new(&args, &client).await?;
         screen.show(Visible::new(&question.answer().await?))?;
         tokio::time::sleep(PAUSE).await;
     }
 }
 
 /// What is to be explained, and how.
-struct Question {
-    args: ExplainArgs,
-    client: Client,
-    namespace: String,
+struct Question<'a> {
+    args: &'a ExplainArgs,
+    client: &'a Client,
+    namespace: &'a str,
+    /// `None`: the cluster is read.
+    extender: Option<Extender>,
     resources: Vec<String>,
     terms: Terms,
 }
 
-impl Question {
-    /// Reads the cluster and writes the answer.
+impl<'a> Question<'a> {
+    async fn new(args: &'a ExplainArgs, client: &'a Client) -> anyhow::Result<Self> {
+        let published = args.system.settings(client.clone()).await;
+        let settings = args.settings.over(published.clone());
+        let in_pod = published.explain.clone().filter(|_| !args.read_cluster && settings == published);
+        let extender = match (args.extender, in_pod) {
+            (Some(address), _) => Some(Extender::Address(address)),
+            (None, Some(at)) => Some(Extender::in_pod(client.clone(), &args.system.system_namespace, at)),
+            (None, None) => None,
+        };
+        Ok(Self {
+            args,
+            client,
+            namespace: args.namespace.as_deref().unwrap_or_else(|| client.default_namespace()),
+            extender,
+            terms: settings.terms().map_err(BadInput)?,
+            resources: settings.resources,
+        })
+    }
+
+    /// Gets the report and writes the answer.
     async fn answer(&self) -> anyhow::Result<String> {
         let wide = self.format() == Format::Wide;
         match &self.args.what {
             What::Pod { name } => {
-                let mut report = match self.single_bound_pod(name).await? {
+                let mut report = match self.ask(name, http::pod_path).await? {
                     Some(report) => report,
-                    None => self.pod(&self.look(Extent::AtOnce).await?.store, name)?,
+                    None => self.read_pod(name).await?,
                 };
                 if let Some(bound) = &mut report.bound {
-                    bound.placement = offline::placement(self.client.clone(), &self.namespace, name).await?;
+                    bound.placement = offline::placement(self.client.clone(), self.namespace, name).await?;
                 }
                 self.document(&report, &[format!("pod/{}", report.name)], |pod| text::pod(pod, wide))
             }
             What::Gang { name } => {
-                let seen = self.look(Extent::AtOnce).await?;
-                let report = self.gang(&seen, name)?;
+                let report = match self.ask(name, http::gang_path).await? {
+                    Some(report) => report,
+                    None => self.read_gang(name).await?,
+                };
                 let names = [gang_name(&report.gang.object)];
                 self.document(&report, &names, |gang| gangs::gang(gang, now(), wide))
             }
             What::Queue { .. } => {
-                let seen = self.look(Extent::AtOnce).await?;
-                seen.plan();
-                let mut waiting = seen.store.read(|index| index.waiting_gangs(&seen.queue));
+                let waiting: Option<Vec<GangStanding>> = self.ask_at(http::QUEUE_PATH).await?;
+                let mut waiting = match waiting {
+                    Some(waiting) => waiting,
+                    None => self.read_queue().await?,
+                };
                 if let Some(namespace) = &self.args.namespace {
                     waiting.retain(|gang| *gang.namespace == **namespace);
                 }
@@ -248,13 +287,68 @@ impl Question {
         }
     }
 
+    /// The extender's report on a name; `None` if the cluster is to be read.
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        name: &str,
+        path: fn(&str, &str) -> String,
+    ) -> anyhow::Result<Option<T>> {
+        // Other text would lead to another path.
+        let is_plain = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+        match is_plain(self.namespace) && is_plain(name) {
+            true => self.ask_at(&path(self.namespace, name)).await,
+            false => Ok(None),
+        }
+    }
+
+    async fn ask_at<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<Option<T>> {
+        let Some(extender) = &self.extender else {
+            return Ok(None);
+        };
+        match extender.ask(path).await {
+            Ok(report) => Ok(Some(report)),
+            Err(Failure::Question(error)) => Err(error),
+            Err(Failure::NotReachable) => Ok(None),
+            Err(Failure::Extender(error)) if self.args.extender.is_some() => {
+                Err(error.context("the extender does not answer"))
+            }
+            Err(Failure::Extender(error)) => {
+                let error = chain(error.as_ref());
+                let text = format!("gantry: the extender does not answer, the cluster is read: {error}");
+                // There is no other place to report a closed standard error.
+                let _ = writeln!(std::io::stderr(), "{}", Visible::new(&text));
+                Ok(None)
+            }
+        }
+    }
+
     async fn look(&self, extent: Extent) -> anyhow::Result<Seen> {
         offline::look(self.client.clone(), self.terms.clone(), extent, LIMIT).await
     }
 
+    async fn read_pod(&self, name: &str) -> anyhow::Result<PodReport> {
+        if let Some(report) = self.single_bound_pod(name).await? {
+            return Ok(report);
+        }
+        let seen = self.look(Extent::AtOnce).await?;
+        self.pod(&seen.store, name).map_err(unanswered)
+    }
+
+    async fn read_gang(&self, name: &str) -> anyhow::Result<GangReport> {
+        let seen = self.look(Extent::AtOnce).await?;
+        seen.plan();
+        answers::gang(&seen.store, &seen.queue, self.namespace, name).map_err(unanswered)
+    }
+
+    async fn read_queue(&self) -> anyhow::Result<Vec<GangStanding>> {
+        let seen = self.look(Extent::AtOnce).await?;
+        seen.plan();
+        Ok(seen.store.read(|index| index.waiting_gangs(&seen.queue)))
+    }
+
     /// The report about a bound pod that is no member of a gang, for which only its node is read. `None` for other pods.
     async fn single_bound_pod(&self, name: &str) -> anyhow::Result<Option<PodReport>> {
-        let Some(node) = offline::node_of(&self.client, &self.namespace, name).await? else {
+        let Some(node) = offline::node_of(self.client, self.namespace, name).await? else {
             return Ok(None);
         };
         let seen = self.look(Extent::OfNode(node)).await?;
@@ -283,53 +377,21 @@ impl Question {
         })
     }
 
-    fn pod(&self, store: &Store, name: &str) -> anyhow::Result<PodReport> {
-        let namespace = &self.namespace;
-        store.read(|index| {
-            let pod = index.find_pod(namespace, name).ok_or_else(|| {
-                let hint = hint(index, namespace, name, Index::pod_names);
-                BadInput(anyhow!(
-                    "no pod {name} in namespace {namespace} that requests {} or another managed resource{hint}",
-                    self.resources.join(", ")
-                ))
-            })?;
-            index.inspect(pod).map_err(|error| anyhow!("pod {namespace}/{name}: {error}"))
-        })
+    fn pod(&self, store: &Store, name: &str) -> Result<PodReport, Unanswered> {
+        answers::pod(store, &self.resources, self.namespace, name)
     }
+}
 
-    fn gang(&self, seen: &Seen, name: &str) -> anyhow::Result<GangReport> {
-        seen.plan();
-        let (store, namespace) = (&seen.store, &self.namespace);
-        let report = store.read(|index| index.inspect_gang(&seen.queue, namespace, name));
-        report.ok_or_else(|| {
-            let hint = store.read(|index| hint(index, namespace, name, Index::gang_names));
-            BadInput(anyhow!("no gang {name} in namespace {namespace}{hint}")).into()
-        })
+fn unanswered(error: Unanswered) -> anyhow::Error {
+    match error {
+        Unanswered::Unknown(text) => BadInput(anyhow!(text)).into(),
+        Unanswered::Unreadable(text) => anyhow!(text),
     }
 }
 
 /// A Gang object as kubectl names it.
 fn gang_name(object: &str) -> String {
     format!("gang.gantry.dev/{object}")
-}
-
-/// Suggestions for an unknown name: the same name in another namespace, the nearest name, or the existing ones.
-fn hint(index: &Index, namespace: &str, name: &str, names: fn(&Index, &str) -> Vec<String>) -> String {
-    let spaces = index.namespaces();
-    let elsewhere = spaces.iter().find(|space| names(index, space).iter().any(|known| known == name));
-    if let Some(space) = elsewhere {
-        return format!("; there is one in namespace {space}: add -n {space}");
-    }
-    let known = names(index, namespace);
-    let distance = |known: &&String| strsim::damerau_levenshtein(known, name);
-    match known.iter().min_by_key(distance) {
-        None => format!("; there is none at all in namespace {namespace}"),
-        Some(near) if distance(&near) <= NEAR => format!("; did you mean {near}?"),
-        Some(_) if known.len() > SHOWN => {
-            format!("; there are {} and {} more", known[..SHOWN].join(", "), known.len() - SHOWN)
-        }
-        Some(_) => format!("; there are {}", known.join(", ")),
-    }
 }
 
 /// Seconds since 1970.

@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 use gantry_api::names;
 
 use super::*;
+use crate::answers;
 use crate::fixtures::{Cluster, bound, bridged, cut_node, member, pod, request, request_of};
 use gantry_planner::decide::Options;
 
@@ -42,10 +43,7 @@ fn note_names_ruled_out_nodes_whatever_is_free_there() {
     let due = due(&cluster.store, &mut told, Instant::now());
     let [Notice { message, .. }] = &due[..] else { panic!("{due:?}") };
     assert_eq!(message.reason, Reason::GpusUnavailable);
-    let nodes = cluster.store.read(|index| {
-        let pod = index.find_pod("default", "a").unwrap();
-        index.inspect(pod).unwrap().nodes
-    });
+    let nodes = answers::pod(&cluster.store, &["nvidia.com/gpu"], "default", "a").unwrap().nodes;
     assert!(nodes.iter().all(|node| node.lack == Some(Lack::NodeAffinity)), "{nodes:?}");
     assert!(!message.note.contains("free"), "{}", message.note);
 }

@@ -34,7 +34,7 @@ use indexmap::IndexSet;
 pub use report::GangReport;
 pub use standing::{GangStanding, Said, Trial};
 pub use verbs::{Awaited, Belongs};
-pub use view::{GangTotals, GangView, MemberView, PlaceView};
+pub use view::{GangTotals, GangView, MemberStage, MemberView, PlaceView};
 pub use withheld::PlacesKept;
 pub use work::Called;
 

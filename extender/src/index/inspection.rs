@@ -8,7 +8,7 @@ use std::fmt;
 use gantry_api::{DeviceId, NodeName, Placement, PodUid, Reason, ResourceName, names};
 use gantry_gang::protocol::{Stage, Withheld};
 use gantry_gang::{GangKey, Misfit, Resources};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::least_set::least_set;
 use super::node::Node;
@@ -21,7 +21,7 @@ use gantry_planner::request::Request;
 use gantry_planner::snapshot::{Class, NOMINATED, NodeIx};
 
 /// The report on a pod.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PodReport {
     /// Its namespace.
     pub namespace: Arc<str>,
@@ -48,7 +48,7 @@ pub struct PodReport {
 }
 
 /// The node of a pod.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Bound {
     /// The node.
     pub node: NodeName,
@@ -57,12 +57,12 @@ pub struct Bound {
     /// The same as text: `GPU 0-3`.
     pub words: String,
     /// Why there, by the pod's annotation. Not kept in the index.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<Placement>,
 }
 
 /// What a node is to a pod that waits.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeReport {
     /// The node.
     pub node: NodeName,
@@ -79,7 +79,7 @@ pub struct NodeReport {
 }
 
 /// Why a pod does not fit on a node: what no end of pods changes first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all_fields = "camelCase")]
 #[expect(missing_docs, reason = "the fields name what they hold")]
 pub enum Lack {
@@ -176,6 +176,23 @@ impl Lack {
     }
 }
 
+impl PodReport {
+    /// Sets the nodes, the best first.
+    pub(crate) fn set_nodes(&mut self, mut nodes: Vec<NodeReport>) {
+        let worth = |node: &NodeReport| (node.lacks.is_some(), node.would_have_to_end.len());
+        nodes.sort_by(|a, b| {
+            let bandwidth = |node: &NodeReport| node.bandwidth_gbs.unwrap_or_default();
+            // A node that no end of pods helps comes last.
+            let helpless = |node: &NodeReport| node.lacks.is_some() && node.would_have_to_end.is_empty();
+            (helpless(a), worth(a))
+                .cmp(&(helpless(b), worth(b)))
+                .then(bandwidth(b).total_cmp(&bandwidth(a)))
+                .then_with(|| a.node.cmp(&b.node))
+        });
+        self.nodes = nodes;
+    }
+}
+
 impl Index {
     /// Why the labels, the taints or the volumes of a node rule a pod out.
     pub(crate) fn misfit(&self, node: NodeIx, needs: &gantry_gang::Needs) -> Option<Lack> {
@@ -183,17 +200,16 @@ impl Index {
         facts.map_or(Some(Lack::NoNode), |facts| needs.admits(facts).err().map(Lack::from))
     }
 
-    /// Reports on a pod.
+    /// Reports on a pod, at first without the nodes of one that waits ([`Index::inspect_nodes`]).
     ///
     /// # Errors
     /// What the pod asks for cannot be read: why.
-    pub fn inspect(&self, pod: &PodFacts) -> Result<PodReport, String> {
+    pub(crate) fn inspect(&self, pod: &PodFacts) -> Result<PodReport, String> {
         let request = pod.request.as_ref().map_err(ToString::to_string)?;
         let asks = request.asks.iter();
         let asks: Vec<String> = asks.map(|ask| format!("{} {}", ask.devices, ask.resource)).collect();
         let bound = pod.node.as_ref().map(|node| self.bound(pod, node));
         let gang = self.goes_with(&pod.uid).map(|key| &**key);
-        let inspection = Inspection { index: self, pod, request, gang };
         Ok(PodReport {
             namespace: Arc::clone(&pod.namespace),
             name: Arc::clone(&pod.name),
@@ -209,12 +225,34 @@ impl Index {
                 Stage::Gated { by } => Some(by.clone().unwrap_or_else(|| names::GANG_GATE.into())),
                 _ => None,
             },
-            nodes: match bound {
-                Some(_) => Vec::new(),
-                None => inspection.nodes(),
-            },
             bound,
+            nodes: Vec::new(),
         })
+    }
+
+    /// Looks at nodes for a pod that waits, from number `from` on, `most` at a time.
+    pub(crate) fn inspect_nodes(&self, pod: &PodFacts, from: u32, most: usize) -> InspectedNodes {
+        let (_, renumbered) = self.nodes.revisions();
+        let mut inspected = InspectedNodes { nodes: Vec::new(), next: None, renumbered };
+        let Ok(request) = &pod.request else {
+            return inspected;
+        };
+        let gang = self.goes_with(&pod.uid).map(|key| &**key);
+        let inspection = Inspection { index: self, pod, request, gang };
+        let barred = self.resources.barred(&pod.needs, &[]);
+        let is_barred = |node: NodeIx| {
+            let only = barred.only.as_ref();
+            barred.nodes.binary_search(&node).is_ok()
+                || only.is_some_and(|only| only.binary_search(&node).is_err())
+        };
+        for (looked, (number, node)) in self.nodes.iter().skip(from as usize).enumerate() {
+            if looked >= most {
+                inspected.next = Some(number.0);
+                break;
+            }
+            inspected.nodes.extend(inspection.look(number, node, is_barred(number)));
+        }
+        inspected
     }
 
     pub(super) fn bound(&self, pod: &PodFacts, node: &NodeName) -> Bound {
@@ -233,7 +271,28 @@ impl Index {
     }
 }
 
-/// Looks at every node for one pod that waits.
+/// Some nodes, as a pod that waits finds them.
+#[derive(Debug)]
+pub(crate) struct InspectedNodes {
+    /// The nodes, in no order.
+    pub(crate) nodes: Vec<NodeReport>,
+    /// The number of the next node to be looked at; `None` after the last one.
+    pub(crate) next: Option<u32>,
+    /// Grows when numbers of nodes change: then all nodes must be looked at again.
+    pub(crate) renumbered: u64,
+}
+
+/// What a pod holds of a node.
+struct Held<'h> {
+    uid: &'h PodUid,
+    /// By pool.
+    sets: &'h [DeviceSet],
+    devices: usize,
+    /// `None`: it is known from kubelet only.
+    pod: Option<&'h Arc<PodFacts>>,
+}
+
+/// Looks at nodes for one pod that waits.
 struct Inspection<'i> {
     index: &'i Index,
     pod: &'i PodFacts,
@@ -242,31 +301,7 @@ struct Inspection<'i> {
 }
 
 impl Inspection<'_> {
-    /// All nodes, best first.
-    fn nodes(&self) -> Vec<NodeReport> {
-        let kept_off = self.index.resources.barred(&self.pod.needs, &[]);
-        let is_kept_off = |node: NodeIx| {
-            let only = kept_off.only.as_ref();
-            kept_off.nodes.binary_search(&node).is_ok()
-                || only.is_some_and(|only| only.binary_search(&node).is_err())
-        };
-        let nodes = self.index.nodes.iter();
-        let mut nodes: Vec<NodeReport> =
-            nodes.filter_map(|(number, node)| self.look(number, node, is_kept_off(number))).collect();
-        let worth = |node: &NodeReport| (node.lacks.is_some(), node.would_have_to_end.len());
-        nodes.sort_by(|a, b| {
-            let bandwidth = |node: &NodeReport| node.bandwidth_gbs.unwrap_or_default();
-            // A node that no end of pods helps comes last.
-            let helpless = |node: &NodeReport| node.lacks.is_some() && node.would_have_to_end.is_empty();
-            (helpless(a), worth(a))
-                .cmp(&(helpless(b), worth(b)))
-                .then(bandwidth(b).total_cmp(&bandwidth(a)))
-                .then_with(|| a.node.cmp(&b.node))
-        });
-        nodes
-    }
-
-    fn look(&self, number: NodeIx, node: &Node, is_kept_off: bool) -> Option<NodeReport> {
+    fn look(&self, number: NodeIx, node: &Node, is_barred: bool) -> Option<NodeReport> {
         let report = |lack: Option<Lack>| NodeReport {
             node: node.name().clone(),
             lacks: lack.as_ref().map(ToString::to_string),
@@ -289,7 +324,7 @@ impl Inspection<'_> {
         if misfit.is_some() {
             return Some(report(misfit));
         }
-        if is_kept_off {
+        if is_barred {
             return Some(report(Some(Lack::PodAffinity)));
         }
         let resources = &self.pod.needs.resources;
@@ -339,42 +374,38 @@ impl Inspection<'_> {
         // Other members of its gang are to run with it.
         let is_sibling =
             |uid: &PodUid| self.gang.is_some() && self.index.goes_with(uid).map(|key| &**key) == self.gang;
-        let pods = node.holders().iter();
-        let mut held: Vec<&(PodUid, Vec<DeviceSet>)> = pods.filter(|(uid, _)| !is_sibling(uid)).collect();
+        let pods = node.holders().iter().filter(|(uid, _)| !is_sibling(uid));
+        let mut held: Vec<Held<'_>> = pods.map(|(uid, sets)| self.held(uid, sets)).collect();
         // Of many the largest are taken, so that few have to end.
-        held.sort_by_key(|(uid, sets)| (std::cmp::Reverse(devices_in(sets)), uid.clone()));
-        let priority = |uid: &PodUid| self.index.pods.get(uid).map(|pod| pod.priority);
+        held.sort_by_key(|held| (std::cmp::Reverse(held.devices), held.uid.clone()));
         let cost = |set: &[usize]| {
-            let devices: usize = set.iter().map(|at| devices_in(&held[*at].1)).sum();
-            (set.iter().map(|at| priority(&held[*at].0)).max(), devices, set.len())
+            let devices: usize = set.iter().map(|at| held[*at].devices).sum();
+            let priority = |at: &usize| held[*at].pod.map(|pod| pod.priority);
+            (set.iter().map(priority).max(), devices, set.len())
         };
-        let some = |set: &[usize]| set.iter().map(|at| held[*at]).collect::<Vec<_>>();
+        let some = |set: &[usize]| set.iter().map(|at| &held[*at]).collect::<Vec<_>>();
         let ended = least_set(held.len(), cost, |set| self.would_fit(class, left, &some(set)));
         let ended = some(&ended.unwrap_or_default()).into_iter();
-        let pods = ended.filter_map(|(uid, _)| self.index.pods.get(uid));
+        let pods = ended.filter_map(|held| held.pod);
         pods.map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect()
     }
 
-    fn would_fit(
-        &self,
-        class: &Class,
-        left: Option<&Resources>,
-        ended: &[&(PodUid, Vec<DeviceSet>)],
-    ) -> bool {
-        let numa = |uid: &PodUid| self.index.pods.get(uid).map_or(&[][..], |pod| pod.numa());
-        let back: Vec<_> = ended.iter().map(|(uid, sets)| (sets.as_slice(), numa(uid))).collect();
+    fn held<'h>(&'h self, uid: &'h PodUid, sets: &'h [DeviceSet]) -> Held<'h> {
+        let devices = sets.iter().map(DeviceSet::len).sum();
+        Held { uid, sets, devices, pod: self.index.pods.get(uid) }
+    }
+
+    fn would_fit(&self, class: &Class, left: Option<&Resources>, ended: &[&Held<'_>]) -> bool {
+        let back = ended.iter().map(|held| (held.sets, held.pod.map_or(&[][..], |pod| pod.numa())));
+        let back: Vec<_> = back.collect();
         let has_resources = left.is_none_or(|left| {
             let mut left = left.clone();
-            let pods = ended.iter().filter_map(|(uid, _)| self.index.pods.get(uid));
+            let pods = ended.iter().filter_map(|held| held.pod);
             pods.for_each(|pod| left.add(&pod.needs.resources));
             left.fits(&self.pod.needs.resources).is_ok()
         });
         has_resources && fits_without(class, self.request, &back, self.index.options.policy)
     }
-}
-
-fn devices_in(sets: &[DeviceSet]) -> usize {
-    sets.iter().map(DeviceSet::len).sum()
 }
 
 #[cfg(test)]

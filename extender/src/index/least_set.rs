@@ -13,11 +13,19 @@ pub(super) fn least_set<C: Ord>(
     if count > MOST {
         return greedy(count, suffices);
     }
-    let sets =
-        (0u32..1 << count).map(|set| (0..count).filter(|at| set >> at & 1 == 1).collect::<Vec<usize>>());
-    let mut sets: Vec<(C, Vec<usize>)> = sets.map(|set| (cost(&set), set)).collect();
-    sets.sort();
-    sets.into_iter().map(|(_, set)| set).find(|set| suffices(set))
+    let mut best: Option<(C, Vec<usize>)> = None;
+    let mut set = Vec::with_capacity(count);
+    for chosen in 0u32..1 << count {
+        set.clear();
+        set.extend((0..count).filter(|at| chosen >> at & 1 == 1));
+        let cost = cost(&set);
+        // Of equal cost the first in their order.
+        let is_less = best.as_ref().is_none_or(|(least, known)| (&cost, &set) < (least, known));
+        if is_less && suffices(&set) {
+            best = Some((cost, set.clone()));
+        }
+    }
+    best.map(|(_, set)| set)
 }
 
 fn greedy(count: usize, suffices: impl Fn(&[usize]) -> bool) -> Option<Vec<usize>> {

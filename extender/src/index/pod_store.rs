@@ -1,7 +1,7 @@
 //! The pods that ask for watched resources and have not ended.
 
 use std::borrow::Borrow;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
 
@@ -83,8 +83,8 @@ impl PodStore {
         names
     }
 
-    /// The namespaces that have pods.
-    pub(super) fn namespaces(&self) -> BTreeSet<Arc<str>> {
-        self.iter().map(|pod| Arc::clone(&pod.namespace)).collect()
+    /// The first namespace that has a pod of this name.
+    pub(super) fn namespace_of(&self, name: &str) -> Option<&Arc<str>> {
+        self.iter().filter(|pod| *pod.name == *name).map(|pod| &pod.namespace).min()
     }
 }

@@ -229,6 +229,16 @@ pub(super) fn fits_without(
     back: &[(&[DeviceSet], &[NumaDemand])],
     policy: decide::Policy,
 ) -> bool {
+    // Most sets of pods are too small, which is known without a copy of the class.
+    let enough = request.asks.iter().all(|ask| {
+        class.pool(ask.resource.as_str()).is_some_and(|(index, pool)| {
+            let released = back.iter().filter_map(|(devices, _)| devices.get(index));
+            pool.free.len() + released.map(DeviceSet::len).sum::<usize>() >= ask.devices as usize
+        })
+    });
+    if !enough {
+        return false;
+    }
     let mut class = class.clone();
     for (devices, numa) in back {
         class.release(devices, numa);

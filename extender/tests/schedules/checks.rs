@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_api::{Decision, DeviceId, GangStatus, Grant, PodUid};
-use gantry_extender::index::Target;
+use gantry_extender::index::{MemberStage, Target};
 use gantry_gang::protocol::Work;
 
 use crate::api::{Gang, Pod};
@@ -101,7 +101,10 @@ impl World {
         };
         let slots = decision.reservations.iter();
         let named: BTreeSet<&PodUid> = slots.filter_map(|slot| slot.pod.as_ref()).collect();
-        let settled = view.members.iter().filter(|member| matches!(member.stage, "Bound" | "Succeeded"));
+        let settled = view
+            .members
+            .iter()
+            .filter(|member| matches!(member.stage, MemberStage::Bound | MemberStage::Succeeded));
         let mut counted: BTreeSet<&str> = settled.map(|member| member.uid.as_str()).collect();
         // One that had arrived may be gone by the end of the same change, too.
         let named = named.into_iter().map(PodUid::as_str);

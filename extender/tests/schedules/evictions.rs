@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_api::{NodeName, PodUid};
+use gantry_extender::index::MemberStage;
 
 use crate::api::Pod;
 use crate::coverage::Played;
@@ -104,17 +105,17 @@ impl World {
         let process = self.extenders.running.get(&run)?;
         let view = process.view(gang)?;
         let goes = |uid: &PodUid| victims.contains(uid) || process.evicts(uid.as_str());
-        let count = |stage: &str| {
+        let count = |stage: MemberStage| {
             let members = view.members.iter().filter(|member| member.stage == stage && !goes(&member.uid));
             members.count()
         };
-        let bound = count("Bound");
+        let bound = count(MemberStage::Bound);
         // What had ended before the process started is only counted.
         let is_seen = |uid: &str| view.members.iter().any(|member| member.uid.as_str() == uid);
         let ended = self.jobs.of_gang(gang).into_iter().flat_map(|job| &job.members);
         let ended =
             ended.filter(|member| member.done && member.pod.as_ref().is_some_and(|(_, uid)| !is_seen(uid)));
-        let settled = bound + count("Succeeded") + ended.count();
+        let settled = bound + count(MemberStage::Succeeded) + ended.count();
         Some(Left { priority: view.priority, bound, settled, min: view.min as usize })
     }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use gantry_api::{DeviceId, GangPhase, PodUid};
-use gantry_extender::index::{GangView, PlaceView};
+use gantry_extender::index::{GangView, MemberStage, PlaceView};
 
 use crate::api::Pod;
 use crate::coverage::Played;
@@ -90,10 +90,13 @@ impl World {
         let Some(uid) = &place.pod else {
             return Some(self.plan.hold.max(RESTART_HOLD) + RELEASE);
         };
-        let comes = |stage: &str| matches!(stage, "Pending" | "Gated");
+        let comes = |stage| matches!(stage, MemberStage::Pending | MemberStage::Gated);
         let is_coming = view.members.iter().any(|member| member.uid == *uid && comes(member.stage));
         // A gang of which nothing is repaired is bound with fewer than its minimum, too.
-        let settled = view.members.iter().filter(|member| matches!(member.stage, "Bound" | "Succeeded"));
+        let settled = view
+            .members
+            .iter()
+            .filter(|member| matches!(member.stage, MemberStage::Bound | MemberStage::Succeeded));
         let is_whole = view.phase == GangPhase::Bound && settled.count() >= view.min as usize;
         (is_coming && is_whole).then_some(ARRIVAL + RELEASE)
     }

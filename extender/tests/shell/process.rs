@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Args as _, FromArgMatches as _};
 use gantry_extender::server::Listeners;
 use gantry_extender::watch::SILENCE;
-use gantry_extender::{Args, Daemon};
+use gantry_extender::{Args, Daemon, ReadOnlyListeners};
 use gantry_sim_cluster::api::ApiServer;
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy;
@@ -71,7 +71,12 @@ impl Process {
             ["extender", "--leader-elect", "--gang-hold=60", "--gang-arrival=20", "--bind-timeout=10"];
         let args = Args::from_arg_matches(&command.get_matches_from(words)).unwrap();
         let listeners = Listeners { all: incoming, metrics: None };
-        let running = Daemon::new(args).unwrap().run(client(api, &to_api), listeners, None, shutdown.clone());
+        let running = Daemon::new(args).unwrap().run(
+            client(api, &to_api),
+            listeners,
+            ReadOnlyListeners::default(),
+            shutdown.clone(),
+        );
         Self {
             name,
             to_api,

@@ -8,7 +8,7 @@ use gantry_gang::protocol::{
     DeviceShortage, LargestNode, MemberGroup, MemberRule, Obstacle, Obstacles, PlanRequest, Refusal,
     Reserved, Shortage, SkewFailure, SkewLimit, Withheld, WithheldNodes, Within,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::choose;
 use super::choose::most_that;
@@ -33,7 +33,7 @@ const FEWEST_MIXES: usize = 2;
 const MOST_MIXES: usize = 64;
 
 /// Why a gang fits or does not.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diagnosis {
     /// What is to be placed: `8 members of 4 GPUs`.
     pub members: String,
@@ -46,7 +46,7 @@ pub struct Diagnosis {
 }
 
 /// One level of the fabric.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LevelDiagnosis {
     /// The level: `node`, the name of one of the configuration, `cluster`.
     pub level: Arc<str>,
@@ -69,7 +69,7 @@ pub struct LevelDiagnosis {
 }
 
 /// Counts of a resource's devices in one domain.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceCounts {
     /// `GPUs` or the resource's name.
     pub resource: String,

@@ -10,6 +10,7 @@ use tower_test::mock::{self, Handle};
 
 use super::*;
 use crate::fixtures::{Cluster, bridged, gpu_node, member, target, watched};
+use crate::index::MemberStage;
 use gantry_planner::decide::Options;
 
 type Api = Handle<Request<Body>, Response<Body>>;
@@ -60,7 +61,7 @@ async fn commit(cluster: &Cluster) {
 async fn until(cluster: &Cluster, arrived: usize) {
     let count = || {
         let view = cluster.store.read(|index| index.gang_view("default", "a")).unwrap();
-        view.members.iter().filter(|member| member.stage == "Arrived").count()
+        view.members.iter().filter(|member| member.stage == MemberStage::Arrived).count()
     };
     while count() != arrived {
         tokio::time::sleep(Duration::from_millis(2)).await;

@@ -8,14 +8,14 @@ use gantry_gang::GangKey;
 use gantry_gang::protocol::PlanRequest;
 use gantry_planner::plan::{self, Diagnosis};
 use gantry_planner::preempt;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::standing::GangStanding;
 use super::withheld::PlacesKept;
 use crate::index::Index;
 
 /// A report about a gang.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GangReport {
     /// The gang.
     #[serde(flatten)]
@@ -62,6 +62,12 @@ impl Index {
     /// Whether an object that states the size of a gang is still unread.
     pub fn owners_unread(&self) -> bool {
         self.gangs.core.watched_owners().iter().any(|wanted| wanted.unread)
+    }
+
+    /// A namespace that has a gang of this name.
+    pub fn namespace_of_gang(&self, name: &str) -> Option<&Arc<str>> {
+        let keys = self.gangs.core.views().map(|view| view.key());
+        keys.filter(|key| *key.name == *name).map(|key| &key.namespace).min()
     }
 
     /// The names of the gangs of a namespace.

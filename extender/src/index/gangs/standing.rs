@@ -1,19 +1,20 @@
 //! The state of a gang as the extender has written it to the Gang object, beside the result of planning it now, for
 //! commands that only look. The two are never mixed.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use gantry_api::{GangPhase, GangStatus, Reason};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{BLOCKED, MEMBERS_SLOW, View};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{GangView, MemberView, PlaceView};
 use crate::index::Index;
 
 /// The state of a gang.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GangStanding {
     /// Its namespace.
     pub namespace: Arc<str>,
@@ -22,7 +23,7 @@ pub struct GangStanding {
     /// Name of its Gang object.
     pub object: String,
     /// The integration by which its pods form a gang.
-    pub integration: &'static str,
+    pub integration: Cow<'static, str>,
     /// The state that the extender has written; absent if it has written none.
     pub said: Option<Said>,
     /// The result of planning it now, in its turn; absent if it is decided or bound.
@@ -49,7 +50,7 @@ pub struct GangStanding {
 }
 
 /// The state that the extender has written to the status of the Gang object.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Said {
     /// Its phase.
     pub phase: GangPhase,
@@ -66,12 +67,12 @@ pub struct Said {
     /// An action that is blocked for it, and the remedy.
     pub hindered: Option<String>,
     /// Members that run slower than the rest.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_members: Option<String>,
 }
 
 /// The result of planning a gang now.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trial {
     /// Its phase after that.
     pub phase: GangPhase,
@@ -182,7 +183,7 @@ impl Index {
             namespace,
             name,
             object,
-            integration,
+            integration: integration.into(),
             said: status.map(said),
             if_planned_now: (!settled).then_some(Trial {
                 phase,

@@ -1,12 +1,13 @@
 //! Gangs for people and metrics: what each is, where its members are or will be, why it waits. Owned values; nothing is decided here.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::sync::Arc;
 
 use gantry_api::{DeviceId, GangPhase, NodeName, PodUid, Reason};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Continuations, Refusal, Stage, View, WaitReason};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::index::Index;
 
@@ -56,7 +57,7 @@ pub struct GangView {
 }
 
 /// A member.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberView {
     /// Its UID.
     pub uid: PodUid,
@@ -66,14 +67,39 @@ pub struct MemberView {
     pub rank: Option<u32>,
     /// Its role; empty where there is only one.
     pub role: Arc<str>,
-    /// How far it is: `Gated`, `Pending`, `Arrived`, `Bound`, `Succeeded`, `Failed`, `Leaving`.
-    pub stage: &'static str,
+    /// How far it is.
+    pub stage: MemberStage,
     /// The node it is or will be on.
     pub node: Option<NodeName>,
 }
 
+/// How far a member is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MemberStage {
+    /// A scheduling gate keeps it from every scheduler.
+    Gated,
+    /// It waits, and kube-scheduler has not offered it yet.
+    Pending,
+    /// It waits for its binding.
+    Arrived,
+    /// It is on a node.
+    Bound,
+    /// It is on a node, and is being deleted.
+    Leaving,
+    /// It has ended well.
+    Succeeded,
+    /// It has failed.
+    Failed,
+}
+
+impl fmt::Display for MemberStage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
 /// A place.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlaceView {
     /// The node.
     pub node: NodeName,
@@ -88,10 +114,10 @@ pub struct PlaceView {
     /// Its member is bound.
     pub bound: bool,
     /// It is a spare one that no member has.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub spare: bool,
     /// The pods that have its devices, if it is lent.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lent_to: Vec<Arc<str>>,
 }
 
@@ -245,13 +271,13 @@ impl Index {
                 rank: member.rank,
                 role: member.role.into(),
                 stage: match member.stage {
-                    Stage::Bound(_) if member.leaving => "Leaving",
-                    Stage::Gated { .. } => "Gated",
-                    Stage::Pending if member.arrived => "Arrived",
-                    Stage::Pending => "Pending",
-                    Stage::Bound(_) => "Bound",
-                    Stage::Succeeded => "Succeeded",
-                    Stage::Failed => "Failed",
+                    Stage::Bound(_) if member.leaving => MemberStage::Leaving,
+                    Stage::Gated { .. } => MemberStage::Gated,
+                    Stage::Pending if member.arrived => MemberStage::Arrived,
+                    Stage::Pending => MemberStage::Pending,
+                    Stage::Bound(_) => MemberStage::Bound,
+                    Stage::Succeeded => MemberStage::Succeeded,
+                    Stage::Failed => MemberStage::Failed,
                 },
                 node: member.node.cloned(),
             })

@@ -8,13 +8,13 @@ use std::fmt;
 use gantry_api::ResourceName;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Holder, PlanRequest, Refusal, Reserved};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::index::Index;
 use crate::index::node::Node;
 
 /// Reservations of one decided gang that none of its bound pods has.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacesKept {
     /// The gang: `namespace/name`.
     pub gang: String,

@@ -2,14 +2,12 @@ use gantry_gang::{NodeFacts, Resources, Taint, TaintEffect};
 use proptest::prelude::*;
 
 use super::*;
+use crate::answers;
 use crate::fixtures::{Cluster, bound, bridged, plain, pod};
 use gantry_planner::decide::Options;
 
 fn report(cluster: &Cluster, name: &str) -> PodReport {
-    cluster.store.read(|index| {
-        let pod = index.find_pod("default", name).unwrap();
-        index.inspect(pod).unwrap()
-    })
+    answers::pod(&cluster.store, &["nvidia.com/gpu"], "default", name).unwrap()
 }
 
 /// Node, what it lacks, who would have to end.

@@ -1,6 +1,7 @@
 //! What is said of gangs to people.
 
 use super::*;
+use crate::answers;
 
 /// Whose end would let a gang fit.
 fn would_have_to_end(cluster: &Cluster, gang: &str) -> Vec<String> {
@@ -35,10 +36,8 @@ fn nobody_is_advised_to_end_siblings_of_a_pod_that_waits() {
     cluster.pod(&bound(pod("y", 3), "n", 2, Some("4-6")));
     for (name, gpus, ends) in [("a-1", 4, vec!["default/x", "default/y"]), ("a-2", 6, vec![])] {
         create(&cluster, &[member(name, gpus, "a", 1)]);
-        let ended = cluster.store.read(|index| {
-            let pod = index.find_pod("default", name).unwrap();
-            index.inspect(pod).unwrap().nodes[0].would_have_to_end.clone()
-        });
+        let report = answers::pod(&cluster.store, &["nvidia.com/gpu"], "default", name).unwrap();
+        let ended = &report.nodes[0].would_have_to_end;
         let mut ended: Vec<&str> = ended.iter().map(String::as_str).collect();
         ended.sort_unstable();
         assert_eq!(ended, ends, "{name}");

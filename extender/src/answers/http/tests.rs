@@ -1,0 +1,113 @@
+use axum::body::Body;
+use gantry_planner::decide::Options;
+use http_body_util::BodyExt as _;
+use serde::de::DeserializeOwned;
+use tower::ServiceExt as _;
+
+use super::*;
+use crate::answers;
+use crate::fixtures::{Cluster, bound, bridged, member, plain, pod};
+
+fn answers(cluster: &Cluster, leadership: Leadership) -> Router {
+    Serving::router(Answers {
+        store: Arc::clone(&cluster.store),
+        resources: vec!["nvidia.com/gpu".to_owned()],
+        leadership: Arc::new(leadership),
+        metrics: Arc::default(),
+    })
+}
+
+fn leading(cluster: &Cluster) -> Router {
+    let leadership = Leadership::always();
+    leadership.enter(leadership.term().unwrap());
+    answers(cluster, leadership)
+}
+
+async fn get_as(router: &Router, path: &str, host: &str) -> (u16, String) {
+    let request = Request::get(path).header("host", host).body(Body::empty()).unwrap();
+    let response = router.clone().oneshot(request).await.unwrap();
+    let status = response.status().as_u16();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    (status, String::from_utf8(bytes.to_vec()).unwrap())
+}
+
+async fn get(router: &Router, path: &str) -> (u16, String) {
+    get_as(router, path, "localhost").await
+}
+
+async fn read<T: DeserializeOwned>(router: &Router, path: &str) -> T {
+    let (status, text) = get(router, path).await;
+    assert_eq!(status, 200, "{path}: {text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Pods that run and that wait, a gang that runs and one that waits.
+fn busy() -> Cluster {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("a", &bridged()).add("b", &plain(4));
+    cluster.pod(&bound(pod("runs", 3), "a", 1, Some("0-2")));
+    cluster.pod(&pod("waits", 4)).pod(&pod("never", 16));
+    for number in 0..3 {
+        cluster.pod(&member(&format!("train-{number}"), 4, "train", 3));
+    }
+    cluster
+}
+
+#[tokio::test]
+async fn reports_are_read_as_they_were_made() {
+    let cluster = busy();
+    let router = leading(&cluster);
+    let resources = ["nvidia.com/gpu"];
+    for name in ["runs", "waits", "never", "train-1"] {
+        let report: PodReport = read(&router, &pod_path("default", name)).await;
+        assert_eq!(Ok(report), answers::pod(&cluster.store, &resources, "default", name), "{name}");
+    }
+    let queue = cluster.store.read(Index::gangs_in_line);
+    assert_eq!(queue.len(), 1);
+    let report: GangReport = read(&router, &gang_path("default", "train")).await;
+    assert!(report.tried.is_some() && report.gang.members.len() == 3, "{report:?}");
+    assert_eq!(Ok(report), answers::gang(&cluster.store, &queue, "default", "train"));
+    let gangs: Vec<GangStanding> = read(&router, QUEUE_PATH).await;
+    assert_eq!(gangs, cluster.store.read(|index| index.waiting_gangs(&queue)));
+    assert_eq!(gangs.len(), 1);
+}
+
+#[tokio::test]
+async fn unknown_names_are_answered_with_a_suggestion() {
+    let router = leading(&busy());
+    for (path, suggested) in [
+        (pod_path("default", "wait"), "did you mean waits?"),
+        (pod_path("other", "waits"), "there is one in namespace default: add -n default"),
+        (pod_path("other", "none"), "there is none at all in namespace other"),
+        (gang_path("default", "trein"), "did you mean train?"),
+        (gang_path("other", "train"), "there is one in namespace default: add -n default"),
+    ] {
+        let (status, text) = get(&router, &path).await;
+        let Unknown { unknown } = serde_json::from_str(&text).unwrap();
+        assert!(status == 404 && unknown.ends_with(suggested), "{path}: {status} {unknown}");
+    }
+    // Of a path that is not served, a program reads no such answer.
+    let (status, text) = get(&router, "/api/v1/explain/nodes").await;
+    assert!(status == 404 && serde_json::from_str::<Unknown>(&text).is_err(), "{text}");
+}
+
+#[tokio::test]
+async fn only_a_leader_that_knows_the_cluster_answers() {
+    let cold = Cluster::cold(Options::default());
+    let (status, text) = get(&leading(&cold), QUEUE_PATH).await;
+    assert!(status == 503 && text.contains("not all listed yet"), "{status} {text}");
+    let (status, text) = get(&answers(&busy(), Leadership::follower()), QUEUE_PATH).await;
+    assert!(status == 503 && text.contains("lead"), "{status} {text}");
+}
+
+#[tokio::test]
+async fn other_sites_and_too_many_questions_are_refused() {
+    let router = leading(&busy());
+    let (status, _) = get_as(&router, QUEUE_PATH, "evil.example.com").await;
+    assert_eq!(status, 403);
+    let mut codes = Vec::new();
+    for _ in 0..40 {
+        codes.push(get(&router, QUEUE_PATH).await.0);
+    }
+    assert!(codes[..15].iter().all(|code| *code == 200) && codes.contains(&429), "{codes:?}");
+}
