@@ -239,10 +239,10 @@ impl Index {
         };
         let gang = self.goes_with(&pod.uid).map(|key| &**key);
         let inspection = Inspection { index: self, pod, request, gang };
-        let barred = self.resources.barred(&pod.needs, &[]);
-        let is_barred = |node: NodeIx| {
-            let only = barred.only.as_ref();
-            barred.nodes.binary_search(&node).is_ok()
+        let excluded = self.resources.barred(&pod.needs, &[]);
+        let is_excluded = |node: NodeIx| {
+            let only = excluded.only.as_ref();
+            excluded.nodes.binary_search(&node).is_ok()
                 || only.is_some_and(|only| only.binary_search(&node).is_err())
         };
         for (looked, (number, node)) in self.nodes.iter().skip(from as usize).enumerate() {
@@ -250,7 +250,7 @@ impl Index {
                 inspected.next = Some(number.0);
                 break;
             }
-            inspected.nodes.extend(inspection.look(number, node, is_barred(number)));
+            inspected.nodes.extend(inspection.look(number, node, is_excluded(number)));
         }
         inspected
     }
@@ -301,7 +301,7 @@ struct Inspection<'i> {
 }
 
 impl Inspection<'_> {
-    fn look(&self, number: NodeIx, node: &Node, is_barred: bool) -> Option<NodeReport> {
+    fn look(&self, number: NodeIx, node: &Node, is_excluded: bool) -> Option<NodeReport> {
         let report = |lack: Option<Lack>| NodeReport {
             node: node.name().clone(),
             lacks: lack.as_ref().map(ToString::to_string),
@@ -324,7 +324,7 @@ impl Inspection<'_> {
         if misfit.is_some() {
             return Some(report(misfit));
         }
-        if is_barred {
+        if is_excluded {
             return Some(report(Some(Lack::PodAffinity)));
         }
         let resources = &self.pod.needs.resources;

@@ -144,7 +144,10 @@ async fn follow_with(client: &Client, cluster: &Cluster, earlier: &mut Option<Ve
                 take(event, cluster, &mut listing, earlier);
             }
             Err(error) => {
-                cluster.observed.cluster(false);
+                match response_of(&error) {
+                    Some(status) => cluster.observed.pods_refused(status.message.clone()),
+                    None => cluster.observed.cluster(false),
+                }
                 if reachable != Some(false) {
                     warn!(
                         error = %chain(&error),
@@ -152,7 +155,9 @@ async fn follow_with(client: &Client, cluster: &Cluster, earlier: &mut Option<Ve
                     );
                 }
                 reachable = Some(false);
-                if cluster.pod_kubeconfig.is_some() && is_unauthorized(&error) {
+                if cluster.pod_kubeconfig.is_some()
+                    && response_of(&error).is_some_and(|status| status.code == 401)
+                {
                     tokio::time::sleep(backoff.fail()).await;
                     return End::Outdated;
                 }
@@ -174,14 +179,14 @@ async fn follow_with(client: &Client, cluster: &Cluster, earlier: &mut Option<Ve
     }
 }
 
-fn is_unauthorized(error: &Error) -> bool {
-    let (Error::InitialListFailed(kube::Error::Api(status))
-    | Error::WatchStartFailed(kube::Error::Api(status))
-    | Error::WatchError(status)) = error
-    else {
-        return false;
-    };
-    status.code == 401
+/// The response of the API server that refuses a list or a watch; `None` if it does not respond, or ends a watch.
+fn response_of(error: &Error) -> Option<&kube::core::Status> {
+    match error {
+        Error::InitialListFailed(kube::Error::Api(status))
+        | Error::WatchStartFailed(kube::Error::Api(status))
+        | Error::WatchError(status) => Some(status.as_ref()),
+        _ => None,
+    }
 }
 
 /// The pods of a list that has begun.

@@ -65,6 +65,8 @@ pub struct Readiness {
     pub contended_sockets: BTreeSet<ResourceName>,
     /// Whether grants are known; `None` without a cluster.
     pub cluster: Option<bool>,
+    /// Why the API server refuses to list the pods of this node, if it responds.
+    pub pods_refused: Option<String>,
     /// Whether PodResources can be read; `None` before the first read.
     pub pod_resources: Option<bool>,
     /// Why they cannot be read.
@@ -187,7 +189,11 @@ impl Readiness {
             );
         }
         if self.cluster == Some(false) {
-            degraded.push("the API server does not respond: devices are chosen by topology only".into());
+            let problem = match &self.pods_refused {
+                Some(why) => format!("the pods of this node cannot be listed ({why})"),
+                None => "the API server does not respond".to_owned(),
+            };
+            degraded.push(format!("{problem}: devices are chosen by topology only").into());
         }
         if self.pod_resources == Some(false) {
             let why = self.pod_resources_problem.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
@@ -346,7 +352,19 @@ impl Observed {
     /// Records whether the API server responds.
     pub fn cluster(&self, reachable: bool) {
         self.metrics.cluster(reachable);
-        self.change(|readiness| readiness.cluster = Some(reachable));
+        self.change(|readiness| {
+            readiness.cluster = Some(reachable);
+            readiness.pods_refused = None;
+        });
+    }
+
+    /// Records that the API server responds, and refuses to list the pods of this node.
+    pub fn pods_refused(&self, why: String) {
+        self.metrics.cluster(false);
+        self.change(|readiness| {
+            readiness.cluster = Some(false);
+            readiness.pods_refused = Some(why);
+        });
     }
 
     /// Records how many admission policies are missing.

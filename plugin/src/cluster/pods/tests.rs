@@ -138,6 +138,33 @@ async fn failing_lists_are_retried_rarely_and_show_no_api_server() {
 }
 
 #[tokio::test]
+async fn missing_right_to_list_pods_is_reported_as_such() {
+    let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+    let cluster = cluster();
+    let mut readiness = cluster.observed.changes();
+    let task = tokio::spawn(run(Client::new(service, "default"), cluster));
+    let why = "pods is forbidden: User \"p\" cannot list resource \"pods\"";
+    let answers = async {
+        loop {
+            let (request, send) = api.next_request().await.unwrap();
+            let (code, reason) = match request.uri().path() {
+                "/api/v1/pods" => (403, "Forbidden"),
+                _ => (404, "NotFound"),
+            };
+            let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": why, "reason": reason, "code": code});
+            send.send_response(answer(code, &body));
+        }
+    };
+    tokio::select! {
+        () = answers => {}
+        reported = readiness.wait_for(|now| now.cluster.is_some()) => {
+            assert_eq!(reported.unwrap().pods_refused.as_deref(), Some(why));
+        }
+    }
+    task.abort();
+}
+
+#[tokio::test]
 async fn api_server_that_forbids_its_version_is_reachable() {
     let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
     let task = tokio::spawn(run(Client::new(service, "default"), cluster()));
