@@ -209,7 +209,7 @@ async fn without_pods(bed: &Bed, name: &str) -> Result<()> {
     without(bed, right, async || {
         gpus.alter_plugin(cluster, name, &[]).await?;
         log.has("the watch of pods failed").await?;
-        let degraded = "degraded: the API server does not respond";
+        let degraded = "degraded: the pods of this node cannot be listed";
         probe(node.sandbox(), PLUGIN_PORT, "/readyz", 200, degraded).await?;
         gpus.counts(cluster, name, &[(GPU_RESOURCE, all)]).await?;
         let pod = pods::run(&api, &pods::pinned("by-topology", 2, name)?).await?;
