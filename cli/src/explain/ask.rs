@@ -13,7 +13,6 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
-use kube::client::UpgradeConnectionError;
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -90,9 +89,7 @@ impl Extender {
 /// Why a port cannot be forwarded.
 fn forwarding(error: kube::Error) -> Failure {
     match &error {
-        kube::Error::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(
-            StatusCode::FORBIDDEN | StatusCode::NOT_FOUND,
-        )) => Failure::NotReachable,
+        kube::Error::Api(status) if matches!(status.code, 403 | 404) => Failure::NotReachable,
         _ => error.into(),
     }
 }
