@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use gantry_gang::GangKey;
 
-use crate::index::{GangReport, NodeReport, PodReport, Store};
+use crate::index::{GangReport, GangStanding, NodeReport, PodReport, Store};
 use crate::pod::PodFacts;
 
 /// Nodes looked at under one lock.
 const NODES: usize = 64;
+/// Gangs reported on under one lock.
+const GANGS: usize = 64;
 /// Pause between two locks.
 const PAUSE: Duration = Duration::from_micros(100);
 /// The largest edit distance of a suggested name.
@@ -91,6 +93,22 @@ pub fn gang(
         let hint = Names::of_gangs(store, namespace, name).hint(namespace, name);
         Unanswered::Unknown(format!("no gang {name} in namespace {namespace}{hint}"))
     })
+}
+
+/// The waiting gangs: first `queue`, the order in which they are planned, then those that wait by their status only.
+pub fn queue(store: &Store, queue: &[Arc<GangKey>]) -> Vec<GangStanding> {
+    let others = store.read(|index| index.waiting_outside(queue));
+    let queued = queue.iter().zip(1..).map(|(key, position)| (key, Some(position)));
+    let keys: Vec<_> = queued.chain(others.iter().map(|key| (key, None))).collect();
+    let mut gangs = Vec::with_capacity(keys.len());
+    for part in keys.chunks(GANGS) {
+        let part = part.iter();
+        store.read(|index| {
+            gangs.extend(part.filter_map(|(key, position)| index.gang_standing(key, *position)));
+        });
+        std::thread::sleep(PAUSE);
+    }
+    gangs
 }
 
 /// What there is in place of a name that does not exist.

@@ -343,7 +343,7 @@ impl<'a> Question<'a> {
     async fn read_queue(&self) -> anyhow::Result<Vec<GangStanding>> {
         let seen = self.look(Extent::AtOnce).await?;
         seen.plan();
-        Ok(seen.store.read(|index| index.waiting_gangs(&seen.queue)))
+        Ok(answers::queue(&seen.store, &seen.queue))
     }
 
     /// The report about a bound pod that is no member of a gang, for which only its node is read. `None` for other pods.

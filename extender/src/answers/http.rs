@@ -60,7 +60,7 @@ struct Serving {
     answers: Answers,
     questions: Rate,
     /// Held while an answer is made.
-    turn: tokio::sync::Mutex<()>,
+    turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Answers {
@@ -78,8 +78,7 @@ impl Answers {
     }
 
     fn queue(&self) -> Vec<GangStanding> {
-        let queue = self.queue_order();
-        self.store.read(|index| index.waiting_gangs(&queue))
+        super::queue(&self.store, &self.queue_order())
     }
 
     fn queue_order(&self) -> Vec<Arc<GangKey>> {
@@ -89,8 +88,7 @@ impl Answers {
 
 impl Serving {
     fn router(answers: Answers) -> Router {
-        let serving =
-            Arc::new(Self { answers, questions: Rate::new(QUESTIONS), turn: tokio::sync::Mutex::default() });
+        let serving = Arc::new(Self { answers, questions: Rate::new(QUESTIONS), turn: Arc::default() });
         let share = || Arc::clone(&serving);
         let (pod, gang, queue, guarding) = (share(), share(), share(), share());
         let endpoints = Endpoints::default()
@@ -124,7 +122,7 @@ impl Serving {
         self: &Arc<Self>,
         make: impl FnOnce(&Answers) -> Result<T, Unanswered> + Send + 'static,
     ) -> Response {
-        let _turn = self.turn.lock().await;
+        let turn = Arc::clone(&self.turn).lock_owned().await;
         if !self.answers.leadership.leads() {
             return unavailable(&self.answers.leadership.why_not());
         }
@@ -132,8 +130,12 @@ impl Serving {
             return unavailable(&Undecided::Cold.to_string());
         }
         let serving = Arc::clone(self);
-        let made = tokio::task::spawn_blocking(move || make(&serving.answers)).await;
-        match made {
+        let made = tokio::task::spawn_blocking(move || {
+            // Held until the answer is made, even if its client is gone by then.
+            let _turn = turn;
+            make(&serving.answers)
+        });
+        match made.await {
             Ok(Ok(report)) => json(&report),
             Ok(Err(Unanswered::Unknown(unknown))) => {
                 (StatusCode::NOT_FOUND, json(&Unknown { unknown })).into_response()

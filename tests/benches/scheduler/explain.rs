@@ -1,6 +1,7 @@
 //! How long `gantry explain` takes in a large cluster, from the start of the program to its end: for a pod that runs, for
-//! one that fits nowhere, and for the queue. The pods were bound by the real kube-scheduler and the extender; others,
-//! as large as the API server admits, wait at a gate.
+//! one that fits nowhere, and for the queue; asked of the extender, and read of the cluster. The first pods were bound by
+//! the real kube-scheduler and the extender, the others were created on their nodes. Further pods, as large as the API
+//! server admits, wait at a gate.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -28,6 +29,9 @@ pub(crate) struct Args {
     /// Pods that run, of one GPU each.
     #[arg(long, default_value_t = 20_000)]
     pods: u32,
+    /// How many of those kube-scheduler and the extender bind. The others are created on their nodes, without a grant.
+    #[arg(long, default_value_t = 1000)]
+    scheduled: u32,
     /// Pods of about 1 MB that wait at a gate.
     #[arg(long, default_value_t = 50)]
     fat: u32,
@@ -36,11 +40,13 @@ pub(crate) struct Args {
 /// Fills the cluster and asks.
 pub(crate) async fn rounds(args: &Args, cluster: &Cluster, config: &Path, gantry: &Path) -> Result<()> {
     load::create_nodes(cluster, args.nodes).await?;
-    load::create_pods(cluster, args.pods, None).await?;
+    let scheduled = args.scheduled.min(args.pods);
+    load::create_pods(cluster, scheduled, None).await?;
     Case::Gantry.write_config(config)?;
     let extender = Case::Gantry.start_extender(cluster, gantry, &[OBJECT_MEMORY.to_owned()]).await?;
     let scheduler = cluster.start_again("kube-scheduler").await?;
-    load::all_bound(cluster, args.pods).await?;
+    load::all_bound(cluster, scheduled).await?;
+    load::create_bound_pods(cluster, scheduled..args.pods, args.nodes).await?;
     load::create_fat_pods(cluster, args.fat).await?;
     let waiting = load::create_large_pod(cluster).await?;
     scheduler.stop().await?;

@@ -1,6 +1,7 @@
 //! The load: nodes that exist as objects only, and pods for them. Makes, counts and removes; measures nothing but the
 //! time from the first Binding to the last.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -79,6 +80,24 @@ pub(crate) async fn create_pods(cluster: &Cluster, count: u32, members: Option<u
             let pods = pods.clone();
             async move {
                 pods.create(&PostParams::default(), &pod(number, members)?).await.context("pod")?;
+                Ok(())
+            }
+        })
+        .await
+}
+
+/// Makes pods of one GPU, each on one of `nodes` nodes already, with these numbers.
+pub(crate) async fn create_bound_pods(cluster: &Cluster, numbers: Range<u32>, nodes: u32) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client(), "default");
+    stream::iter(numbers)
+        .map(Ok::<_, anyhow::Error>)
+        .try_for_each_concurrent(PARALLEL, |number| {
+            let pods = pods.clone();
+            async move {
+                let mut pod = pod(number, None)?;
+                let spec = pod.spec.as_mut().context("a pod without a spec")?;
+                spec.node_name = Some(format!("fake-{}", number % nodes));
+                pods.create(&PostParams::default(), &pod).await.context("bound pod")?;
                 Ok(())
             }
         })

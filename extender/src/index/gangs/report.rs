@@ -37,10 +37,9 @@ impl Index {
     pub fn inspect_gang(&self, queue: &[Arc<GangKey>], namespace: &str, name: &str) -> Option<GangReport> {
         let view = self.gangs_named(namespace, name).into_iter().next()?;
         let key = view.key();
-        let gang = self.standing(view, queue);
-        let ahead = gang.position.map_or(0, |position| position.saturating_sub(1));
-        let ahead = queue.iter().take(ahead).map(ToString::to_string);
-        let ahead = ahead.collect();
+        let ahead = queue.iter().position(|waiting| waiting == key);
+        let gang = self.standing(view, ahead.map(|ahead| ahead + 1));
+        let ahead = queue.iter().take(ahead.unwrap_or_default()).map(ToString::to_string).collect();
         let wanted = self.gangs.core.plan_request(key);
         let wanted = wanted.filter(|wanted| !wanted.members.is_empty());
         let tried =

@@ -2,6 +2,7 @@
 //! commands that only look. The two are never mixed.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use gantry_api::{GangPhase, GangStatus, Reason};
@@ -99,15 +100,19 @@ impl Index {
         queue
     }
 
-    /// The same, followed by gangs that wait by the extender's status for a reason unknown here.
-    pub fn waiting_gangs(&self, queue: &[Arc<GangKey>]) -> Vec<GangStanding> {
+    /// Gangs that wait by the extender's status for a reason unknown here: they are not in `queue`.
+    pub(crate) fn waiting_outside(&self, queue: &[Arc<GangKey>]) -> Vec<Arc<GangKey>> {
+        let queued: HashSet<&Arc<GangKey>> = queue.iter().collect();
         let waits = |view: &View<'_>| {
             let said = self.status_of(view.key()).map(|status| status.phase);
-            matches!(said, Some(GangPhase::Queued | GangPhase::Backoff)) && !queue.contains(view.key())
+            matches!(said, Some(GangPhase::Queued | GangPhase::Backoff)) && !queued.contains(view.key())
         };
-        let others = self.gangs.core.views().filter(waits);
-        let queued = queue.iter().filter_map(|key| self.gangs.core.view(key));
-        queued.chain(others).map(|view| self.standing(view, queue)).collect()
+        self.gangs.core.views().filter(waits).map(|view| Arc::clone(view.key())).collect()
+    }
+
+    /// The state of a gang with this position in the queue.
+    pub(crate) fn gang_standing(&self, key: &GangKey, position: Option<usize>) -> Option<GangStanding> {
+        Some(self.standing(self.gangs.core.view(key)?, position))
     }
 
     /// The state that the extender has written.
@@ -143,7 +148,7 @@ impl Index {
         reported.or_else(|| Some(self.gangs.core.view(key)?.reason().0))
     }
 
-    pub(super) fn standing(&self, view: View<'_>, queue: &[Arc<GangKey>]) -> GangStanding {
+    pub(super) fn standing(&self, view: View<'_>, position: Option<usize>) -> GangStanding {
         let settled = view.is_decided() || view.phase() >= GangPhase::Bound;
         let status = self.status_of(view.key());
         let GangView {
@@ -167,7 +172,7 @@ impl Index {
             rails,
             mut members,
             places,
-        } = self.show(view, queue);
+        } = self.show(view, position);
         for member in &mut members {
             let mut places = places.iter();
             let place = places.find(|place| place.pod.as_ref() == Some(&member.uid));

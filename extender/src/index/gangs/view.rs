@@ -147,7 +147,8 @@ impl Index {
     pub fn gang_views(&self, namespace: &str, name: &str) -> Vec<GangView> {
         let queue = self.gangs.core.queue(self.now);
         let found = self.gangs_named(namespace, name);
-        found.into_iter().map(|view| self.show(view, &queue)).collect()
+        let position = |view: &View<'_>| queue.iter().position(|key| key == view.key()).map(|at| at + 1);
+        found.into_iter().map(|view| (position(&view), view)).map(|(at, view)| self.show(view, at)).collect()
     }
 
     /// The same, to look at.
@@ -260,9 +261,8 @@ impl Index {
         (summaries, more)
     }
 
-    pub(super) fn show(&self, view: View<'_>, queue: &[Arc<GangKey>]) -> GangView {
+    pub(super) fn show(&self, view: View<'_>, position: Option<usize>) -> GangView {
         let key = view.key();
-        let position = queue.iter().position(|waiting| waiting == key).map(|position| position + 1);
         let mut members: Vec<MemberView> = view
             .members()
             .map(|member| MemberView {
