@@ -29,8 +29,6 @@ pub struct Winner {
 /// The candidates of one class.
 #[derive(Debug, Clone, Copy, Default)]
 struct Alike {
-    /// Of each of them; `None` if the pod does not fit.
-    score: Option<Score>,
     count: u32,
     /// Positions of two of them.
     first: u32,
@@ -49,64 +47,79 @@ pub fn prioritize(
 ) -> Option<Winner> {
     let hold = snapshot.holds.get(uid);
     let mut by_class = vec![Alike::default(); snapshot.classes.len()];
-    let mut best: Option<(u32, NodeIx, Score)> = None;
-    let mut best_group = None;
-    let mut fitting = 0;
-    for (position, node) in (0u32..).zip(nodes) {
-        let Some(node) = *node else {
+    let mut held = None;
+    for (position, node) in known(nodes) {
+        if hold.is_some_and(|hold| hold.node == node) {
+            held = Some((position, node));
             continue;
-        };
-        let Some(class_ix) = snapshot.class(node) else {
-            continue;
-        };
-        let mut group = None;
-        let found = match hold {
-            // On the held node the pod's own hold must not count against it.
-            Some(hold) if hold.node == node => worth(snapshot, node, request, options.policy, &hold.devices),
-            _ => match by_class.get_mut(class_ix.0 as usize) {
-                Some(alike) => {
-                    if alike.count == 0 {
-                        alike.first = position;
-                        alike.score = worth(snapshot, node, request, options.policy, &[]);
-                    }
-                    alike.count += 1;
-                    alike.last = position;
-                    group = Some(class_ix.0 as usize);
-                    alike.score
-                }
-                None => None,
-            },
-        };
-        let Some(found) = found else {
-            continue;
-        };
-        fitting += 1;
-        let better = best.is_none_or(|(at, _, score)| {
-            found > score
-                || (found == score && candidates.name(position as usize) < candidates.name(at as usize))
-        });
-        if better {
-            best = Some((position, node, found));
-            best_group = group;
+        }
+        let class = snapshot.class(node);
+        if let Some(alike) = class.and_then(|class| by_class.get_mut(class.0 as usize)) {
+            if alike.count == 0 {
+                alike.first = position;
+            }
+            alike.count += 1;
+            alike.last = position;
         }
     }
-    let (position, node, score) = best?;
+    // Thousands of nodes are of few classes: scores are compared by class.
+    let score_at = |position: u32, held: &[DeviceSet]| {
+        let node = (*nodes.get(position as usize)?)?;
+        worth(snapshot, node, request, options.policy, held)
+    };
+    let scores = by_class.iter().map(|alike| (alike.count > 0).then(|| score_at(alike.first, &[])).flatten());
+    let scores: Vec<Option<Score>> = scores.collect();
+    // On the held node the pod's own hold must not count against it.
+    let held = held
+        .zip(hold)
+        .and_then(|((position, node), hold)| Some((position, node, score_at(position, &hold.devices)?)));
+    let of_held = held.map(|(.., score)| score);
+    let score = scores.iter().copied().chain([of_held]).max()??;
+    let is_best: Vec<bool> = scores.iter().map(|found| *found == Some(score)).collect();
+    let mut best = held.filter(|(.., found)| *found == score).map(|(position, node, _)| (position, node));
+    for (position, node) in known(nodes) {
+        let class = snapshot.class(node).map(|class| class.0 as usize);
+        if !class.and_then(|class| is_best.get(class)).is_some_and(|best| *best)
+            || hold.is_some_and(|hold| hold.node == node)
+        {
+            continue;
+        }
+        let precedes = |at: u32| candidates.name(position as usize) < candidates.name(at as usize);
+        if best.is_none_or(|(at, _)| precedes(at)) {
+            best = Some((position, node));
+        }
+    }
+    let (position, node) = best?;
+    let fits = by_class.iter().zip(&scores).filter(|(_, score)| score.is_some());
+    let fitting = fits.map(|(alike, _)| alike.count).sum::<u32>() + u32::from(held.is_some());
     // The winner is no other.
-    if let Some(group) = best_group.and_then(|group| by_class.get_mut(group)) {
-        group.count -= 1;
-        if group.first == position {
-            group.first = group.last;
+    let class = snapshot.class(node).filter(|_| held.is_none_or(|(at, ..)| at != position));
+    if let Some(alike) = class.and_then(|class| by_class.get_mut(class.0 as usize)) {
+        alike.count -= 1;
+        if alike.first == position {
+            alike.first = alike.last;
         }
     }
     let policy = request.placement.policy.unwrap_or(options.policy);
-    let others = others(&by_class, score, policy, candidates);
+    let others = others(&by_class, &scores, score, policy, candidates);
     Some(Winner { position, node, score, compared: Compared { nodes: fitting, others } })
 }
 
+/// The candidates that the snapshot has, with their positions.
+fn known(nodes: &[Option<NodeIx>]) -> impl Iterator<Item = (u32, NodeIx)> {
+    (0..).zip(nodes).filter_map(|(position, node)| Some((position, (*node)?)))
+}
+
 /// The best groups of alike nodes.
-fn others(groups: &[Alike], best: Score, policy: Policy, candidates: &impl Candidates) -> Vec<Other> {
-    let rest = groups.iter().filter(|group| group.count > 0);
-    let rest = rest.filter_map(|group| Some((group.score?, group.first, group.count)));
+fn others(
+    groups: &[Alike],
+    scores: &[Option<Score>],
+    best: Score,
+    policy: Policy,
+    candidates: &impl Candidates,
+) -> Vec<Other> {
+    let rest = groups.iter().zip(scores).filter(|(group, _)| group.count > 0);
+    let rest = rest.filter_map(|(group, score)| Some(((*score)?, group.first, group.count)));
     let mut rest: Vec<(Score, u32, u32)> = rest.collect();
     let order = |a: &(Score, u32, u32), b: &(Score, u32, u32)| b.0.cmp(&a.0).then(a.1.cmp(&b.1));
     if rest.len() > Placement::MAX_OTHERS {
