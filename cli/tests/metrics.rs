@@ -7,7 +7,7 @@ use std::time::Duration;
 use gantry_config::source::Report;
 use gantry_extender::index::Index;
 use gantry_extender::metrics::{
-    Call, Decision, Metrics, Outcome, PageRequest, Reading, RemediationStep, Verb, Write,
+    Call, Decision, ExplainRequest, Metrics, Outcome, PageRequest, Reading, RemediationStep, Verb, Write,
 };
 use gantry_extender::object_memory::ObjectMemory;
 use gantry_extender::watched::Watched;
@@ -115,6 +115,7 @@ fn extender_metrics_are_documented() {
     metrics.decisions.get_or_create(&Decision { verb, outcome }).inc();
     metrics.gang_writes.get_or_create(&Write { verb, outcome }).inc();
     metrics.page_requests.get_or_create(&PageRequest { code: 200 }).inc();
+    metrics.explain_requests.get_or_create(&ExplainRequest { code: 200 }).inc();
     for family in
         [&metrics.binds, &metrics.activations, &metrics.events, &metrics.gang_steps, &metrics.commits]
     {
