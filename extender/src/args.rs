@@ -61,8 +61,8 @@ pub struct Args {
     #[arg(long = "page-host", env = "GANTRY_PAGE_HOSTS", value_name = "NAME", value_delimiter = ',', value_parser = object_name, requires = "page_listen")]
     pub page_hosts: Vec<String>,
 
-    /// Address of loopback to answer `gantry explain` on, in plain HTTP. There is no authentication: whoever may forward
-    /// ports to this pod may ask. Default: the command reads the cluster itself.
+    /// Address of loopback to answer `gantry explain` on, in plain HTTP. There is no authentication: users with the right
+    /// to forward ports to this pod may ask. Default: the command reads the cluster itself.
     #[arg(long, env = "GANTRY_EXPLAIN_LISTEN", value_name = "ADDRESS:PORT", value_parser = loopback)]
     pub explain_listen: Option<SocketAddr>,
 

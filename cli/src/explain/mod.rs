@@ -36,8 +36,8 @@ use crate::visible::Visible;
 #[command(after_help = "\
 JSON and YAML (-o json, -o yaml) have the same facts with stable field names.
 
-The extender answers, over a port that is forwarded to its pod. If it cannot be
-asked so, the whole cluster is read, which takes longer.
+The extender answers, over a port that is forwarded to its pod. If that is not
+possible, the whole cluster is read, which takes longer.
 
 The settings of the extender are those that it publishes on its Lease. An option
 here precedes them, and the cluster is read.

@@ -1,5 +1,5 @@
-//! The answers over plain HTTP, on an address of loopback. There is no authentication: whoever may forward ports to the
-//! extender's pod may ask. One answer is made at a time, and questions are limited in number.
+//! The answers over plain HTTP, on an address of loopback. There is no authentication: users with the right to forward
+//! ports to the extender's pod may ask. One answer is made at a time, and questions are limited in number.
 
 use std::sync::Arc;
 
