@@ -40,6 +40,10 @@ fn named(gpus: GpuSet) -> String {
 }
 
 fn single(choice: &Choice, table: &Table) -> String {
+    let degraded = table.surroundings.degraded_of(choice.free);
+    if !degraded.is_empty() && (degraded & choice.gpus).is_empty() {
+        return format!("better than {}, free but degraded", named(degraded));
+    }
     let best = if choice.free.len() == 1 {
         "the only one free"
     } else if table.surroundings.groups().is_empty() {

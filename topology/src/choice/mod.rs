@@ -12,7 +12,8 @@
 //! 3. the **class** of what carries the set ([`Collective::class`]): NVLinks, then PCIe switches, then a host bridge, then
 //!    the link between sockets. The wire may be as fast, but collective libraries do not use peer-to-peer across a host
 //!    bridge unless configured to.
-//! 4. the fewest **throttled** GPUs.
+//! 4. the fewest **degraded** GPUs: throttled, or with PCIe or NVLinks below what they should have. B shows neither in
+//!    a single GPU.
 //! 5. the most **NVLinks** within the set: of two equal numbers of rings, the better wired.
 //! 6. the fewest **NVLink islands** (bridged pairs) split: a single GPU never splits a pair while an unpaired one is
 //!    free.
@@ -214,11 +215,11 @@ impl Table {
         // 4 bits, 8 bits, 16 bits and 32 bits for what follows each.
         let of_links = [
             u32::from(self.links.is_peer_to_peer(set)) * 4 + self.links.class_at(set, ring) as u32,
-            u32::from(u8::MAX) - self.surroundings.throttled(set),
+            u32::from(u8::MAX) - self.surroundings.degraded(set),
             self.links.nvlinks(set),
         ];
-        let [class, unthrottled, nvlinks] = of_links.map(u128::from);
-        let ring_first = u128::from(ring) << 64 | class << 60 | unthrottled << 52 | nvlinks << 36;
+        let [class, sound, nvlinks] = of_links.map(u128::from);
+        let ring_first = u128::from(ring) << 64 | class << 60 | sound << 52 | nvlinks << 36;
         let (head, tail) = match purpose {
             Purpose::GangMember if set.len() > 1 && self.surroundings.has_nics() => {
                 (ring_first | u128::from(around), 0)
@@ -314,9 +315,11 @@ impl Table {
         Some(found).filter(|set| accepts(*set))
     }
 
-    /// What carries a collective over a set of GPUs.
+    /// What carries a collective over a set of GPUs. Without peer-to-peer access data pass through host memory, below
+    /// whatever switch the GPUs are.
     pub fn class(&self, gpus: GpuSet) -> LinkClass {
-        self.links.class_at(gpus, self.ring(gpus))
+        let class = self.links.class_at(gpus, self.ring(gpus));
+        if self.links.is_peer_to_peer(gpus) { class } else { class.min(LinkClass::Numa) }
     }
 
     /// Rates any set of GPUs taken from `free`.

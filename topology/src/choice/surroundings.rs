@@ -25,8 +25,8 @@ pub(super) struct Surroundings {
     numa: Vec<GpuSet>,
     /// GPUs that belong together, several levels of them; see [`Surroundings::together`].
     groups: Vec<Group>,
-    /// Throttled GPUs.
-    throttled: GpuSet,
+    /// Degraded GPUs, see [`Machine::is_degraded`].
+    degraded: GpuSet,
 }
 
 /// GPUs that belong together.
@@ -58,10 +58,9 @@ impl Surroundings {
             *own = NicSet::nearest(machine, gpu);
         }
         let numa = known_numa_nodes(machine);
-        let throttled = machine.gpus().iter().enumerate().filter(|(_, gpu)| gpu.throttle.is_some());
-        let throttled = throttled.map(|(index, _)| index).collect();
+        let degraded = (0..gpus).filter(|gpu| machine.is_degraded(*gpu)).collect();
         let groups = groups(graph, GpuSet::all(machine), &numa);
-        Self { rails, nearest_nics, nearest, nics, groups, numa, throttled }
+        Self { rails, nearest_nics, nearest, nics, groups, numa, degraded }
     }
 
     /// Whether any NIC is known. Without one, gang members and local jobs have the same preferences.
@@ -110,9 +109,14 @@ impl Surroundings {
         set.iter().fold(0, |near, gpu| near | self.rails[gpu])
     }
 
-    /// The number of the set's throttled GPUs.
-    pub(super) fn throttled(&self, set: GpuSet) -> u32 {
-        u32::try_from((self.throttled & set).len()).unwrap_or(u32::MAX)
+    /// The number of the set's degraded GPUs.
+    pub(super) fn degraded(&self, set: GpuSet) -> u32 {
+        u32::try_from(self.degraded_of(set).len()).unwrap_or(u32::MAX)
+    }
+
+    /// The set's degraded GPUs.
+    pub(super) fn degraded_of(&self, set: GpuSet) -> GpuSet {
+        self.degraded & set
     }
 
     /// The number of known NUMA nodes of the set's GPUs.

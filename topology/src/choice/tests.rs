@@ -142,6 +142,8 @@ fn peer_to_peer_status_precedes_path_class() {
     assert_eq!(best(&table, "1,2,4,5", 2), "1,2");
     assert_eq!(best(&table, "2,3,4,5", 2), "2,3");
     let choice = table.best(set("4,5"), 2, Purpose::Local).unwrap();
+    // Data pass through host memory.
+    assert_eq!(table.class(choice.gpus), LinkClass::Numa);
     insta::assert_snapshot!(choice.reason(&table), @"GPUs 4,5: over PCIe within one PCIe switch without peer-to-peer, 24 GB/s, the most that 2 GPUs of this machine reach; leaves none free");
 }
 
@@ -171,15 +173,21 @@ fn degraded_gpus_are_chosen_last_and_named() {
     assert_eq!(best(&table, "0,1,4,5", 2), "4,5");
     assert_eq!(best(&table, "2,3,4,5", 2), "2,3");
     assert_eq!(best(&table, "4,5", 1), "5");
+    assert_eq!(best(&table, "0,1", 1), "1");
     let reason = |free: &str| table.best(set(free), 2, Purpose::Local).unwrap().reason(&table);
     insta::assert_snapshot!(reason("0,1"), @"GPUs 0,1: over PCIe within one PCIe switch, 12 GB/s, all that is free (24 GB/s on the empty machine); leaves none free; GPU 0: link trained at PCIe 4 x8 instead of PCIe 4 x16");
     insta::assert_snapshot!(reason("4,5"), @"GPUs 4,5: over PCIe within one PCIe switch, 24 GB/s, the most that 2 GPUs of this machine reach; leaves none free; GPU 4: clocks held down by heat");
+    let single = table.best(set("0,1"), 1, Purpose::Local).unwrap();
+    insta::assert_snapshot!(single.reason(&table), @"GPU 1: better than GPU 0, free but degraded; leaves GPU 0 free; splits PCIe switch 0,1");
+    assert_eq!(table.best(set("0,4"), 1, Purpose::Local).unwrap().gpus, set("0"));
     let mut parts = lopsided().into_parts();
     if let Some(ports) = &mut parts.gpus[5].nvlink {
         ports.switch_links = 11;
     }
     let table = Table::build(&Machine::new(parts).unwrap());
     assert_eq!(best(&table, "4,5,6", 2), "4,6");
+    assert_eq!(best(&table, "5,6", 1), "6");
+    assert_eq!(best(&table, "0-7", 7), "0,1,2,3,4,6,7");
     let reason = table.best(set("4,5"), 2, Purpose::Local).unwrap().reason(&table);
     assert!(reason.ends_with("; GPU 5: 11 of 12 NVLinks up"), "{reason}");
 }
@@ -351,7 +359,7 @@ fn brute_force(
             PathClass::Sys | PathClass::Soc => 0,
         };
         let worst = if nvlink_cut > 0 { 3 } else { pairs().map(class).min().unwrap_or(3) };
-        let throttled = set.iter().filter(|gpu| machine.gpus()[*gpu].throttle.is_some()).count();
+        let degraded = set.iter().filter(|gpu| machine.is_degraded(*gpu)).count();
         let joined = !refused
             && set
                 .iter()
@@ -361,7 +369,7 @@ fn brute_force(
         let least = set.iter().map(|gpu| u32::from(machine.switch_links(gpu))).min().unwrap_or(0);
         let switched = if joined && size > 1 { least * u32::try_from(size).unwrap() } else { 0 };
         (
-            (links.ring(set), !refused, worst, std::cmp::Reverse(throttled), direct + switched),
+            (links.ring(set), !refused, worst, std::cmp::Reverse(degraded), direct + switched),
             gang.then_some((nics, numa)),
             around.islands(set) + around.islands(rest),
             churned(rest),

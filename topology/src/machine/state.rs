@@ -127,6 +127,13 @@ impl Machine {
         pcie.into_iter().chain(links).chain(throttled).collect()
     }
 
+    /// Whether GPU `index` is worth less than an equal one: it is throttled, its PCIe link is trained below its best, or it
+    /// has fewer NVLinks up than equal GPUs have by design.
+    pub fn is_degraded(&self, index: usize) -> bool {
+        let is_slower = |gpu: &Gpu| gpu.throttle.is_some() || gpu.pcie_trained.is_some();
+        self.gpus().get(index).is_some_and(is_slower) || self.nvlinks_of(index) < self.expected_nvlinks(index)
+    }
+
     /// The NVLinks that GPU `index` should have up by comparison with equal GPUs of the machine; 0 if the comparison says nothing.
     /// Behind NVSwitches equal GPUs have equally many. Direct links differ by design, but on a board that links every GPU
     /// to several, none has no link. A bridge joins only some GPUs of a machine. In MIG mode links are not used.
