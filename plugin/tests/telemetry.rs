@@ -134,6 +134,10 @@ async fn hopper_gpu_has_all_metrics_in_dcgm_units() {
         ("DCGM_FI_DEV_ROW_REMAP_FAILURE", 0.0),
         ("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", 9.0),
         ("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", 6.0),
+        ("DCGM_FI_DEV_POWER_MGMT_LIMIT", 700.0),
+        ("DCGM_FI_DEV_PCIE_TX_THROUGHPUT", 104_858.0),
+        ("DCGM_FI_DEV_PCIE_RX_THROUGHPUT", 209_715.0),
+        ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", 7000.0),
         ("DCGM_FI_PROF_SM_ACTIVE", 0.7),
         ("DCGM_FI_PROF_SM_OCCUPANCY", 0.25),
         ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 0.4),
@@ -199,13 +203,22 @@ async fn gpu_instances_have_their_own_memory_and_profile() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ampere_gpu_has_traffic_and_no_profile() {
     let sim = Sim::of("dgx-a100");
-    let activity = Activity { pcie_sent: Some(125), nvlink_received: Some(2000), ..Activity::default() };
+    let activity = Activity {
+        pcie_sent: Some(125),
+        nvlink_sent: Some(1000),
+        nvlink_received: Some(2000),
+        ..Activity::default()
+    };
     sim.installed.controller.set_activity(0, None, activity).unwrap();
     let sampler = Sampler::of(&sim);
     let links = |text: &str| values(text, "DCGM_FI_PROF_NVLINK_RX_BYTES", "gpu").get("0").copied();
     let text = sampler.until(&sim, "a rate", |text| links(text).is_some_and(|rate| rate > 0.0)).await;
     assert!(!text.contains("DCGM_FI_PROF_SM_ACTIVE"));
     assert!(near(values(&text, "DCGM_FI_PROF_PCIE_TX_BYTES", "gpu")["0"], 131_072_000.0));
+    assert!(near(values(&text, "DCGM_FI_DEV_PCIE_TX_THROUGHPUT", "gpu")["0"], 131_072.0));
+    let sum = values(&text, "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "gpu")["0"];
+    let sent = values(&text, "DCGM_FI_PROF_NVLINK_TX_BYTES", "gpu")["0"];
+    assert!(near(sum, ((sent + links(&text).unwrap()) / 1_048_576.0).round()), "{sum} of {sent}");
     let rate = links(&text).unwrap() / 1_048_576.0;
     assert!((1000.0..3000.0).contains(&rate), "{rate} MiB/s; the interval of a test is short");
 }
@@ -315,13 +328,68 @@ fn one_reading_has_rates_and_names_what_fails() {
     assert!(problems.len() == 1 && problems[0].starts_with("GPU 6 cannot be read: "), "{problems:?}");
 }
 
-/// As dcgm-exporter names and types them; the help texts are Gantry's own.
+/// What dcgm-exporter 4.8.2 and DCGM serve, as a table of our own.
+const DCGM_FIELDS: &str = include_str!("dcgm-fields.csv");
+
+/// A row of the table: name, type, list, labels of its own, reason for which Gantry does not serve it.
+fn dcgm_fields() -> BTreeMap<&'static str, [&'static str; 4]> {
+    let lines = DCGM_FIELDS.lines().filter(|line| !line.starts_with('#'));
+    let rows = lines.map(|line| {
+        let cells: Vec<&str> = line.splitn(5, ',').map(str::trim).collect();
+        let [name, kind, list, labels, reason] = cells[..] else { panic!("{line}: five cells") };
+        assert!(["default", "earlier", "optional", "dcgm"].contains(&list), "{line}");
+        assert!(["gauge", "counter"].contains(&kind), "{line}");
+        (name, [kind, list, labels, reason])
+    });
+    rows.collect()
+}
+
+/// Names and types are dcgm-exporter's; the help texts are Gantry's own.
 #[test]
-fn names_are_unique_and_of_a_prometheus_type() {
-    let names: std::collections::BTreeSet<&str> = Field::ALL.iter().map(|field| field.name()).collect();
-    assert_eq!(names.len(), Field::ALL.len());
-    for field in Field::ALL {
-        assert!(["gauge", "counter"].contains(&field.kind()));
-        assert!(field.name().starts_with("DCGM_FI_DEV_") || field.name().starts_with("DCGM_FI_PROF_"));
+fn served_fields_have_names_and_types_of_dcgm() {
+    let fields = dcgm_fields();
+    let served: BTreeMap<&str, &str> = Field::ALL.iter().map(|field| (field.name(), field.kind())).collect();
+    assert_eq!(served.len(), Field::ALL.len(), "a name stands twice");
+    for (name, kind) in &served {
+        let [known, _, _, reason] = fields.get(name).unwrap_or_else(|| panic!("DCGM has no {name}"));
+        assert_eq!(known, kind, "{name}");
+        assert!(reason.is_empty(), "{name} is served, and has a reason not to be");
+    }
+}
+
+/// What is not served has a reason, and docs/metrics.md names it.
+#[test]
+fn fields_that_are_not_served_are_documented() {
+    let documented = include_str!("../../docs/metrics.md");
+    for (name, [_, _, _, reason]) in dcgm_fields() {
+        let is_served = Field::ALL.iter().any(|field| field.name() == name);
+        assert!(is_served || !reason.is_empty(), "{name} is not served, without a reason");
+        assert!(documented.contains(&format!("`{name}`")), "docs/metrics.md does not name {name}");
+    }
+}
+
+/// Every series has the labels that dcgm-exporter gives, in its order, and those of its field.
+#[tokio::test(flavor = "multi_thread")]
+async fn series_have_the_labels_of_dcgm() {
+    let fields = dcgm_fields();
+    for machine in ["hgx-h100-mig", "dgx-a100"] {
+        let sim = Sim::of(machine);
+        let sampler = Sampler::of(&sim);
+        let rate = |text: &str| text.contains("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{");
+        sampler.until(&sim, "rates", rate).await;
+        let labels = Labels { host: "node-1", machine: sim.installed.facts.machine(), holders: None };
+        let text = exposition(&sampler.samples.now(), &labels, Some(&BTreeMap::new()));
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let (name, rest) = line.split_once('{').unwrap();
+            let found: Vec<&str> =
+                rest.split("\",").chain([""]).filter_map(|part| Some(part.split_once('=')?.0)).collect();
+            let mut expected = vec!["gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname"];
+            expected.push("DCGM_FI_DRIVER_VERSION");
+            if rest.contains("GPU_I_ID") {
+                expected.extend(["GPU_I_PROFILE", "GPU_I_ID"]);
+            }
+            expected.extend(fields[name][2].split_whitespace());
+            assert_eq!(found, expected, "{line}");
+        }
     }
 }

@@ -195,6 +195,11 @@ impl<'nvml> Device<'nvml> {
         self.call("nvmlDeviceGetPowerUsage", |device| device.power_usage())
     }
 
+    /// The power limit in milliwatts, above which the driver lowers the clocks.
+    pub fn milliwatt_limit(&self) -> Result<u32, NvmlError> {
+        self.call("nvmlDeviceGetPowerManagementLimit", |device| device.power_management_limit())
+    }
+
     /// Energy in millijoules since the driver was loaded.
     pub fn millijoules(&self) -> Result<u64, NvmlError> {
         self.call("nvmlDeviceGetTotalEnergyConsumption", |device| device.total_energy_consumption())

@@ -32,7 +32,10 @@ fields! {
     MemoryCelsius = "DCGM_FI_DEV_MEMORY_TEMP" gauge "Temperature of the memory in degrees Celsius";
     Celsius = "DCGM_FI_DEV_GPU_TEMP" gauge "Temperature of the GPU in degrees Celsius";
     Watts = "DCGM_FI_DEV_POWER_USAGE" gauge "Power in W";
+    WattLimit = "DCGM_FI_DEV_POWER_MGMT_LIMIT" gauge "Power limit in W, above which the clocks are held down";
     Millijoules = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION" counter "Energy in mJ since the driver was loaded";
+    PcieSentKb = "DCGM_FI_DEV_PCIE_TX_THROUGHPUT" counter "KB per second that the GPU sent over PCIe";
+    PcieReceivedKb = "DCGM_FI_DEV_PCIE_RX_THROUGHPUT" counter "KB per second that the GPU received over PCIe";
     PcieReplays = "DCGM_FI_DEV_PCIE_REPLAY_COUNTER" counter "PCIe transfers that were repeated";
     GpuLoad = "DCGM_FI_DEV_GPU_UTIL" gauge "Share of time in which a kernel ran, in percent";
     MemoryLoad = "DCGM_FI_DEV_MEM_COPY_UTIL" gauge "Share of time in which memory was read or written, in percent";
@@ -57,6 +60,7 @@ fields! {
     NvLinkDataErrors = "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL" counter "CRC errors in NVLink data";
     NvLinkReplays = "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL" counter "NVLink transfers that were repeated";
     NvLinkRecoveries = "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL" counter "Recoveries of NVLinks";
+    NvLinkMib = "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL" counter "MiB per second that the GPU sent and received over NVLink";
     GraphicsActive = "DCGM_FI_PROF_GR_ENGINE_ACTIVE" gauge "Share of time in which the compute engine was active, 0 to 1";
     SmActive = "DCGM_FI_PROF_SM_ACTIVE" gauge "Share of time in which a multiprocessor had a warp, 0 to 1";
     SmOccupancy = "DCGM_FI_PROF_SM_OCCUPANCY" gauge "Share of the warps that the multiprocessors can hold, 0 to 1";

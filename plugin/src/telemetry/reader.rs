@@ -58,10 +58,15 @@ impl<'nvml> Reader<'nvml> {
         let is_mig = optional(device.mig_mode())?.is_some_and(|mode| mode.current);
         if is_profiled {
             self.read_profile(device, None, &mut gpu)?;
-        } else if let Some((sent, received)) = optional(device.pcie_traffic())? {
+        }
+        // Before Hopper, in the first reading, and where MIG mode has profiling counters of GPU instances only.
+        if gpu.get(Field::PcieSent).is_none()
+            && let Some((sent, received)) = optional(device.pcie_traffic())?
+        {
             gpu.set(Field::PcieSent, f64::from(sent) * 1000.0);
             gpu.set(Field::PcieReceived, f64::from(received) * 1000.0);
         }
+        set_device_traffic(&mut gpu);
         let mut instances: BTreeMap<u32, Values> = BTreeMap::new();
         for slice in if is_mig { optional(device.mig_devices())?.unwrap_or_default() } else { Vec::new() } {
             let Some(ids) = optional(slice.ids())? else { continue };
@@ -92,6 +97,8 @@ impl<'nvml> Reader<'nvml> {
         set_memory(values, optional(device.memory_use())?);
         values.set(Field::Celsius, optional(device.celsius())?.map(f64::from));
         values.set(Field::Watts, optional(device.milliwatts())?.map(|power| f64::from(power) / 1000.0));
+        let limit = optional(device.milliwatt_limit())?;
+        values.set(Field::WattLimit, limit.map(|limit| f64::from(limit) / 1000.0));
         values.set(Field::Millijoules, optional(device.millijoules())?.map(|energy| energy as f64));
         values.set(Field::SmClock, optional(device.sm_clock())?.map(f64::from));
         values.set(Field::MemoryClock, optional(device.memory_clock())?.map(f64::from));
@@ -189,6 +196,14 @@ impl<'nvml> Reader<'nvml> {
         }
         Ok(())
     }
+}
+
+/// The traffic under the names of DCGM's device fields, in their units: KB and MiB per second.
+fn set_device_traffic(values: &mut Values) {
+    values.set(Field::PcieSentKb, values.get(Field::PcieSent).map(|bytes| (bytes / 1000.0).round()));
+    values.set(Field::PcieReceivedKb, values.get(Field::PcieReceived).map(|bytes| (bytes / 1000.0).round()));
+    let links = values.get(Field::NvLinkSent).zip(values.get(Field::NvLinkReceived));
+    values.set(Field::NvLinkMib, links.map(|(sent, received)| ((sent + received) / MIB).round()));
 }
 
 fn set_memory(values: &mut Values, memory: Option<MemoryUse>) {
