@@ -1,7 +1,8 @@
 //! What the API server answers to the reads of the doctor: values that checks look at, without a client.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use futures::{StreamExt as _, stream};
 use gantry_api::names;
 use http::{Method, Request};
 use k8s_openapi::jiff::Timestamp;
@@ -10,10 +11,14 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
 
+use super::rights::{self, Right};
+
 /// Objects per request.
 const PAGE: usize = 500;
 /// Requests for one list at most: a cluster of 10,000 pods has a diagnosis, of its first ones.
 const PAGES: usize = 20;
+/// Reviews of rights at the same time.
+const REVIEWS: usize = 8;
 /// Makes the API server send the metadata of objects only.
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
 const JSON: &str = "application/json";
@@ -55,28 +60,6 @@ const READS: [(&str, &str); 21] = [
 ];
 /// Of the pods of all namespaces the metadata is enough.
 const PODS: (&str, &str) = ("pods", "/api/v1/pods");
-
-/// A right that a daemon needs: its account, API group, resource and verb, and whether it is one of its namespace.
-type Right = (&'static str, &'static str, &'static str, &'static str, bool);
-
-/// Rights of the plugin.
-const PLUGIN_RIGHTS: [Right; 4] = [
-    (names::PLUGIN, "gantry.dev", "gpunodes", "create", false),
-    (names::PLUGIN, "gantry.dev", "gpunodes/status", "patch", false),
-    (names::PLUGIN, "", "nodes/status", "patch", false),
-    (names::PLUGIN, "events.k8s.io", "events", "create", false),
-];
-/// Rights of the extender.
-const EXTENDER_RIGHTS: [Right; 8] = [
-    (names::EXTENDER, "", "pods", "list", false),
-    (names::EXTENDER, "", "nodes", "watch", false),
-    (names::EXTENDER, "", "pods/binding", "create", false),
-    (names::EXTENDER, "", "pods/status", "patch", false),
-    (names::EXTENDER, "gantry.dev", "gpunodes", "list", false),
-    (names::EXTENDER, "gantry.dev", "gangs", "create", false),
-    (names::EXTENDER, "gantry.dev", "gangs/status", "update", false),
-    (names::EXTENDER, "coordination.k8s.io", "leases", "create", true),
-];
 
 /// All answers of a run.
 #[derive(Debug, Clone)]
@@ -142,42 +125,53 @@ impl Answers {
 
     /// Whether the daemons have their rights.
     async fn read_rights(&mut self, client: &Client) {
-        let mut rights = PLUGIN_RIGHTS.to_vec();
-        if self.shape() != Shape::PluginAlone {
-            rights.extend(EXTENDER_RIGHTS);
-        }
-        if self.shape() == Shape::Own {
-            rights.push((names::EXTENDER, "", "serviceaccounts", "impersonate", true));
-        }
+        let answer = match rights::required(self) {
+            Ok(rights) => self.lacking(client, rights).await,
+            Err(error) => Answer::Unreadable(format!("{error:#}")),
+        };
+        self.read.insert("rights".to_owned(), answer);
+    }
+
+    /// The rights among these that the daemons lack.
+    async fn lacking(&self, client: &Client, rights: BTreeSet<Right>) -> Answer {
+        let mut reviews = stream::iter(rights)
+            .map(|right| async move { (self.review(client, &right).await, right) })
+            .buffered(REVIEWS);
         let mut lacking = Vec::new();
-        for (account, group, resource, verb, is_local) in rights {
-            let (resource, part) = resource.split_once('/').unwrap_or((resource, ""));
-            let user = format!("system:serviceaccount:{}:{account}", self.namespace);
-            let mut right = json!({"group": group, "resource": resource, "subresource": part, "verb": verb});
-            if is_local {
-                right["namespace"] = json!(self.namespace);
-            }
-            if verb == "impersonate" {
-                right["name"] = json!("gantry-scheduler");
-            }
-            let review = json!({
-                "apiVersion": "authorization.k8s.io/v1",
-                "kind": "SubjectAccessReview",
-                "spec": {"user": user, "resourceAttributes": right},
-            });
-            match post(client, "/apis/authorization.k8s.io/v1/subjectaccessreviews", &review).await {
+        while let Some((answer, right)) = reviews.next().await {
+            match answer {
                 Answer::Found(answer) if answer["status"]["allowed"] == true => {}
                 Answer::Found(_) => {
-                    let part = if part.is_empty() { String::new() } else { format!("/{part}") };
-                    lacking.push(json!({"account": account, "right": format!("{verb} {resource}{part}")}));
+                    let part = if right.part.is_empty() { String::new() } else { format!("/{}", right.part) };
+                    let name = if right.name.is_empty() { String::new() } else { format!(" {}", right.name) };
+                    let text = format!("{} {}{part}{name}", right.verb, right.resource);
+                    lacking.push(json!({"account": right.account, "right": text}));
                 }
-                other => {
-                    self.read.insert("rights".to_owned(), other);
-                    return;
-                }
+                other => return other,
             }
         }
-        self.read.insert("rights".to_owned(), Answer::Found(Value::Array(lacking)));
+        Answer::Found(Value::Array(lacking))
+    }
+
+    /// Whether an account has a right.
+    async fn review(&self, client: &Client, right: &Right) -> Answer {
+        let mut attributes = json!({
+            "group": right.group,
+            "resource": right.resource,
+            "subresource": right.part,
+            "verb": right.verb,
+            "name": right.name,
+        });
+        if right.is_local {
+            attributes["namespace"] = json!(self.namespace);
+        }
+        let user = format!("system:serviceaccount:{}:{}", self.namespace, right.account);
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "resourceAttributes": attributes},
+        });
+        post(client, "/apis/authorization.k8s.io/v1/subjectaccessreviews", &review).await
     }
 
     /// The answer of that name.

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_api::names::{
-    EXTENDER, EXTENDER_POLICIES, GPU_RESOURCE, GRANT_ANNOTATION, PLUGIN, PLUGIN_POLICIES,
+    EXTENDER, EXTENDER_POLICIES, GPU_RESOURCE, GRANT_ANNOTATION, PLUGIN, PLUGIN_POLICIES, SETTINGS_ANNOTATION,
 };
+use gantry_extender::PublishedSettings;
 use gantry_gang::protocol::MEMBERS_SLOW;
 use k8s_openapi::ByteString;
 use k8s_openapi::jiff::Timestamp;
@@ -46,7 +47,7 @@ pub(crate) struct Report {
     pub(crate) outcome: Outcome,
     /// What was found.
     pub(crate) message: String,
-    /// The command or change that mends it.
+    /// Lines for a shell that mend it: commands, and comments that begin with `# `.
     pub(crate) fix: Option<String>,
 }
 
@@ -145,9 +146,10 @@ impl Facts<'_> {
     /// A list that a check cannot do without; empty where the kind is not served.
     fn list(&self, name: &str) -> Result<&[Value], Problem> {
         match self.answers.get(name) {
-            Answer::Unreadable(why) => {
-                unknown(format!("{name} cannot be read: {why}"), "run it with a role that may read them")
-            }
+            Answer::Unreadable(why) => unknown(
+                format!("{name} cannot be read: {why}"),
+                format!("# run it with a role that may read {name}"),
+            ),
             _ => Ok(self.answers.items(name)),
         }
     }
@@ -159,6 +161,43 @@ impl Facts<'_> {
     fn own(&self, list: &str, wanted: &str) -> Option<&Value> {
         let is_own = |set: &&Value| name(set) == wanted && set["metadata"]["namespace"] == self.namespace();
         self.answers.items(list).iter().find(is_own)
+    }
+
+    /// The workloads of Gantry.
+    fn workloads(&self) -> impl Iterator<Item = &Value> {
+        let all = ["daemonsets", "deployments"].map(|list| self.answers.items(list)).into_iter().flatten();
+        all.filter(|set| set["metadata"]["namespace"] == self.namespace() && name(set).starts_with("gantry-"))
+    }
+
+    /// The command that gives an installation by the chart these values, or the lines for one by the manifests.
+    fn upgrade(&self, values: &[&str], manifests: &str) -> String {
+        let space = self.namespace();
+        let release = self
+            .workloads()
+            .find_map(|set| set["metadata"]["annotations"]["meta.helm.sh/release-name"].as_str());
+        let set = match values.is_empty() {
+            true => String::new(),
+            false => format!(" --set {}", values.join(",")),
+        };
+        match release {
+            Some(release) => format!("helm upgrade {release} charts/gantry -n {space} --reuse-values{set}"),
+            None if self.workloads().next().is_none() => format!(
+                "helm upgrade --install gantry charts/gantry -n {space} --create-namespace{}",
+                match values.is_empty() {
+                    true => " --set image.repository=REGISTRY/gantry".to_owned(),
+                    false => format!("{set},image.repository=REGISTRY/gantry"),
+                }
+            ),
+            None => manifests.to_owned(),
+        }
+    }
+
+    /// The version that the leading extender publishes.
+    fn extender_version(&self) -> Option<String> {
+        let lease = self.answers.items("leases").iter().find(|lease| name(lease) == EXTENDER)?;
+        let text = lease["metadata"]["annotations"][SETTINGS_ANNOTATION].as_str()?;
+        let settings: PublishedSettings = serde_json::from_str(text).ok()?;
+        Some(settings.version).filter(|version| !version.is_empty())
     }
 
     /// Pods of Gantry with this app name.
@@ -216,7 +255,7 @@ impl Facts<'_> {
 
 fn kubernetes(facts: &Facts<'_>) -> Finding {
     let Answer::Found(version) = facts.answers.get("version") else {
-        return unknown("the version of Kubernetes cannot be read", "allow GET /version");
+        return unknown("the version of Kubernetes cannot be read", "kubectl auth can-i get /version");
     };
     let text = version["gitVersion"].as_str().unwrap_or_default();
     let minor = version["minor"].as_str().unwrap_or_default();
@@ -224,33 +263,33 @@ fn kubernetes(facts: &Facts<'_>) -> Finding {
     match digits.parse::<u32>() {
         Ok(minor) if minor < OLDEST => fail(
             format!("Kubernetes {text} is older than 1.{OLDEST}"),
-            "upgrade the cluster: admission policies protect the grants",
+            format!("# upgrade the cluster to 1.{OLDEST} or later (docs/project/support.md)"),
         ),
         _ => Ok(format!("Kubernetes {text}")),
     }
 }
 
 fn crds(facts: &Facts<'_>) -> Finding {
-    const FIX: &str = "helm upgrade --install gantry ... (crds.install=true), or kubectl apply --server-side -f manifests/crds.yaml";
+    let fix = || facts.upgrade(&["crds.install=true"], "kubectl apply --server-side -f manifests/crds.yaml");
     for kind in ["gpunodes", "gangs"] {
         let crd = match facts.answers.get(&format!("crd-{kind}")) {
             Answer::Found(crd) => crd,
-            Answer::Absent => return fail(format!("{kind}.gantry.dev is not installed"), FIX),
+            Answer::Absent => return fail(format!("{kind}.gantry.dev is not installed"), fix()),
             Answer::Unreadable(why) => {
                 return unknown(
                     format!("{kind}.gantry.dev cannot be read: {why}"),
-                    "allow get of customresourcedefinitions",
+                    "kubectl auth can-i get customresourcedefinitions",
                 );
             }
         };
         let conditions = crd["status"]["conditions"].as_array();
         let mut conditions = conditions.into_iter().flatten();
         if !conditions.any(|condition| condition["type"] == "Established" && condition["status"] == "True") {
-            return fail(format!("{kind}.gantry.dev is not established"), FIX);
+            return fail(format!("{kind}.gantry.dev is not established"), fix());
         }
         let mut versions = crd["spec"]["versions"].as_array().into_iter().flatten();
         if !versions.any(|version| version["name"] == "v1alpha1" && version["served"] == true) {
-            return fail(format!("{kind}.gantry.dev does not serve v1alpha1"), FIX);
+            return fail(format!("{kind}.gantry.dev does not serve v1alpha1"), fix());
         }
     }
     Ok("gpunodes and gangs are served".to_owned())
@@ -272,13 +311,14 @@ fn policies(facts: &Facts<'_>) -> Finding {
         PLUGIN_POLICIES.into_iter().chain(["gantry-grant", "gantry-binding"]).collect();
     if facts.answers.shape() != Shape::PluginAlone {
         wanted.extend(EXTENDER_POLICIES);
+        wanted.insert("gantry-gang-annotations");
     }
     let missing: Vec<&str> = wanted.iter().filter(|name| !denies(name)).copied().collect();
     match missing.is_empty() {
         true => Ok(format!("{} admission policies deny", wanted.len())),
         false => fail(
             format!("missing, or without a binding that denies: {}", listed(missing)),
-            "helm upgrade ... --set guard.enabled=true, or kubectl apply -f manifests/guard.yaml",
+            facts.upgrade(&["guard.enabled=true"], "kubectl apply -f manifests/guard.yaml"),
         ),
     }
 }
@@ -289,14 +329,11 @@ fn rights(facts: &Facts<'_>) -> Finding {
         Answer::Unreadable(why) => {
             return unknown(
                 format!("access cannot be reviewed: {why}"),
-                "run it with a role that may create subjectaccessreviews",
+                "kubectl auth can-i create subjectaccessreviews",
             );
         }
         _ => {
-            return unknown(
-                "access cannot be reviewed",
-                "run it with a role that may create subjectaccessreviews",
-            );
+            return unknown("access cannot be reviewed", "kubectl auth can-i create subjectaccessreviews");
         }
     };
     let texts: Vec<String> = lacking
@@ -311,10 +348,9 @@ fn rights(facts: &Facts<'_>) -> Finding {
         .collect();
     match texts.is_empty() {
         true => Ok("the daemons have their rights".to_owned()),
-        false => fail(
-            listed(texts.iter().map(String::as_str)),
-            "helm upgrade ..., or kubectl apply -k manifests: the roles of the chart or the manifests are not complete",
-        ),
+        false => {
+            fail(listed(texts.iter().map(String::as_str)), facts.upgrade(&[], "kubectl apply -k manifests"))
+        }
     }
 }
 
@@ -324,7 +360,10 @@ fn plugin_pods(facts: &Facts<'_>) -> Finding {
     let Some(plain) = facts.own("daemonsets", PLUGIN) else {
         return fail(
             format!("there is no DaemonSet {PLUGIN} in namespace {space}"),
-            "helm install gantry charts/gantry --namespace gantry-system --create-namespace (or --system-namespace NAMESPACE)",
+            format!(
+                "# if Gantry is in another namespace: gantry doctor --system-namespace NAMESPACE\n{}",
+                facts.upgrade(&[], "kubectl apply -k manifests")
+            ),
         );
     };
     let count = |set: &Value, field: &str| set["status"][field].as_u64().unwrap_or_default();
@@ -332,18 +371,20 @@ fn plugin_pods(facts: &Facts<'_>) -> Finding {
     let wanted: u64 = sets().map(|set| count(set, "desiredNumberScheduled")).sum();
     let ready: u64 = sets().map(|set| count(set, "numberReady")).sum();
     if wanted == 0 {
-        return fail("no node is selected for the plugin", "kubectl label node <node> gantry.dev/gpu=true");
+        return fail("no node is selected for the plugin", "kubectl label node NODE gantry.dev/gpu=true");
     }
     if ready < wanted {
-        let is_ready = |pod: &&Value| {
+        let is_late = |pod: &&Value| {
             let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
             !conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
         };
-        let late = facts.plugin_pods().filter(is_ready).map(name);
-        return fail(
-            format!("{ready} of {wanted} pods of the plugin are ready; not {}", listed(late)),
-            format!("kubectl -n {space} describe pod, and kubectl -n {space} logs daemonset/{PLUGIN}"),
-        );
+        let late: Vec<&str> = facts.plugin_pods().filter(is_late).map(name).collect();
+        let fix = match late.first() {
+            Some(pod) => format!("kubectl -n {space} describe pod {pod}\nkubectl -n {space} logs {pod}"),
+            None => format!("kubectl -n {space} describe daemonset {PLUGIN}"),
+        };
+        let late = listed(late.iter().copied());
+        return fail(format!("{ready} of {wanted} pods of the plugin are ready; not {late}"), fix);
     }
     Ok(format!("{ready} of {wanted} are ready"))
 }
@@ -365,21 +406,42 @@ fn kubelet_directory(facts: &Facts<'_>) -> Finding {
                 event["involvedObject"]["name"].as_str().unwrap_or_default(),
                 event["message"].as_str().unwrap_or_default()
             ),
-            "helm upgrade ... --set plugin.kubeletRoot=<--root-dir of kubelet> (k0s: /var/lib/k0s/kubelet)",
+            format!(
+                "# DIRECTORY is kubelet's --root-dir (docs/install.md#nodes-that-differ)\n{}",
+                facts.upgrade(
+                    &["plugin.kubeletRoot=DIRECTORY"],
+                    "sed -i s,/var/lib/kubelet/,DIRECTORY/, manifests/plugin.yaml\nkubectl apply -f manifests/plugin.yaml"
+                )
+            ),
         ),
     }
 }
 
+/// Labels of the nodes that the plugin selects, as in `manifests/plugin.yaml`: all labels of one entry, each with its
+/// value or any.
+const GPU_NODES: [&[(&str, Option<&str>)]; 7] = [
+    &[("gantry.dev/gpu", Some("true"))],
+    &[("nvidia.com/gpu.present", Some("true"))],
+    &[("feature.node.kubernetes.io/pci-10de.present", Some("true"))],
+    &[("gke-no-default-nvidia-gpu-device-plugin", Some("true")), ("cloud.google.com/gke-accelerator", None)],
+    &[("kubernetes.azure.com/accelerator", Some("nvidia"))],
+    &[("karpenter.k8s.aws/instance-gpu-manufacturer", Some("nvidia"))],
+    &[("k8s.amazonaws.com/accelerator", None)],
+];
+
+/// Whether the plugin's DaemonSets select a node.
+fn is_selected(node: &Value) -> bool {
+    let has = |(key, wanted): &(&str, Option<&str>)| {
+        label(node, key).is_some_and(|value| wanted.is_none_or(|wanted| value == wanted))
+    };
+    label(node, "gantry.dev/gpu") != Some("false") && GPU_NODES.iter().any(|marks| marks.iter().all(has))
+}
+
 fn gpu_nodes(facts: &Facts<'_>) -> Finding {
     let published: BTreeSet<&str> = facts.list("gpunodes")?.iter().map(name).collect();
-    let marks = ["gantry.dev/gpu", "nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"];
     let nodes = facts.list("nodes")?.iter();
-    let has_gpus = |node: &&Value| {
-        label(node, "gantry.dev/gpu") != Some("false")
-            && marks.iter().any(|mark| label(node, mark) == Some("true"))
-    };
     let silent: Vec<&str> =
-        nodes.filter(has_gpus).map(name).filter(|node| !published.contains(node)).collect();
+        nodes.filter(|node| is_selected(node)).map(name).filter(|node| !published.contains(node)).collect();
     if !silent.is_empty() {
         return fail(
             format!("marked as GPU nodes, and no plugin reports them: {}", listed(silent.iter().copied())),
@@ -391,7 +453,7 @@ fn gpu_nodes(facts: &Facts<'_>) -> Finding {
         );
     }
     match published.len() {
-        0 => fail("no plugin has published a GpuNode", "kubectl label node <node> gantry.dev/gpu=true"),
+        0 => fail("no plugin has published a GpuNode", "kubectl label node NODE gantry.dev/gpu=true"),
         count => Ok(format!("{count} nodes publish their GPUs")),
     }
 }
@@ -411,9 +473,16 @@ fn driver(facts: &Facts<'_>) -> Finding {
     let set = facts.own("daemonsets", PLUGIN);
     let names_class = set.is_some_and(|set| set["spec"]["template"]["spec"]["runtimeClassName"].is_string());
     let fix = match has_class && !names_class {
-        true => "helm upgrade ... --set plugin.runtimeClassName=nvidia".to_owned(),
+        true => facts.upgrade(
+            &["plugin.runtimeClassName=nvidia"],
+            &format!(
+                "kubectl -n {} patch daemonset {PLUGIN} -p '{{\"spec\":{{\"template\":{{\"spec\":{{\"runtimeClassName\":\"nvidia\"}}}}}}}}'",
+                facts.namespace()
+            ),
+        ),
         false => format!(
-            "install the NVIDIA driver and container toolkit on {node}; with the driver of the GPU operator --set plugin.driverRoot=/run/nvidia/driver"
+            "# install the NVIDIA driver and container toolkit on {node}; the driver of the GPU operator needs \
+             plugin.driverRoot=/run/nvidia/driver (docs/install.md#4-the-nodes)\nkubectl describe gpunode {node}"
         ),
     };
     fail(format!("{} nodes serve no GPU; {node}: {why}", without.len()), fix)
@@ -424,7 +493,14 @@ fn registration(facts: &Facts<'_>) -> Finding {
     if let Some((node, why)) = wrong.first() {
         return fail(
             format!("{} plugins do not serve; {node}: {why}", wrong.len()),
-            format!("kubectl -n {} logs daemonset/{PLUGIN}", facts.namespace()),
+            format!(
+                "kubectl -n {} logs {}",
+                facts.namespace(),
+                facts
+                    .plugin_pods()
+                    .find(|pod| pod["spec"]["nodeName"] == *node)
+                    .map_or_else(|| format!("daemonset/{PLUGIN}"), |pod| name(pod).to_owned())
+            ),
         );
     }
     match facts.with_reason(&["Degraded"])?.first() {
@@ -435,48 +511,106 @@ fn registration(facts: &Facts<'_>) -> Finding {
     }
 }
 
-fn versions(facts: &Facts<'_>) -> Finding {
-    let own = env!("CARGO_PKG_VERSION");
-    let nodes = facts.list("gpunodes")?.iter();
-    let others: BTreeMap<&str, &str> = nodes
-        .filter_map(|node| {
-            let version = node["status"]["pluginVersion"].as_str().filter(|version| !version.is_empty())?;
-            (version != own).then_some((version, name(node)))
-        })
-        .collect();
-    match others.first_key_value() {
-        None => Ok(format!("all plugins and this command are {own}")),
-        Some((version, node)) => warn(
-            format!("the plugin of {node} is {version}, this command is {own}"),
-            "upgrade the CRDs first, then the extender, then the plugin (docs/install.md)",
-        ),
+/// The release of a version: its major and minor number.
+fn release(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split('.').map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+/// Whether an extender of one version reads the GpuNodes of a plugin of the other: releases next to each other do
+/// (`docs/project/support.md`).
+fn work_together(plugin: &str, extender: &str) -> bool {
+    match (release(plugin), release(extender)) {
+        (Some(plugin), Some(extender)) => plugin.0 == extender.0 && plugin.1.abs_diff(extender.1) <= 1,
+        _ => plugin == extender,
     }
 }
 
+fn versions(facts: &Facts<'_>) -> Finding {
+    let own = env!("CARGO_PKG_VERSION");
+    let nodes = facts.list("gpunodes")?.iter();
+    let plugins: BTreeMap<&str, &str> = nodes
+        .filter_map(|node| {
+            let version = node["status"]["pluginVersion"].as_str().filter(|version| !version.is_empty())?;
+            Some((version, name(node)))
+        })
+        .collect();
+    let extender = match facts.answers.shape() {
+        Shape::PluginAlone => None,
+        Shape::Own | Shape::Existing => facts.extender_version(),
+    };
+    let fix = || {
+        format!(
+            "# the CRDs first, then the extender, then the plugin: docs/how-to/upgrade.md\n{}",
+            facts.upgrade(
+                &[],
+                "kubectl apply --server-side -f manifests/crds.yaml\nkubectl apply -k manifests"
+            )
+        )
+    };
+    if let Some(extender) = &extender {
+        if let Some((plugin, node)) = plugins.iter().find(|(plugin, _)| !work_together(plugin, extender)) {
+            return fail(
+                format!(
+                    "the plugin of {node} is {plugin} and the extender {extender}: they may be one release apart"
+                ),
+                fix(),
+            );
+        }
+        if let Some((plugin, node)) = plugins.iter().find(|(plugin, _)| release(plugin) > release(extender)) {
+            return warn(
+                format!("the plugin of {node} is {plugin}, newer than the extender, which is {extender}"),
+                fix(),
+            );
+        }
+        if extender != own {
+            return warn(format!("the extender is {extender}, this command is {own}"), fix());
+        }
+    }
+    match plugins.iter().find(|(version, _)| **version != own) {
+        None => Ok(format!("all daemons and this command are {own}")),
+        Some((version, node)) => {
+            warn(format!("the plugin of {node} is {version}, this command is {own}"), fix())
+        }
+    }
+}
+
+/// Another plugin on the nodes that have Gantry's pods or that Gantry's DaemonSet selects; before the installation on
+/// every node that is not excluded.
 fn other_plugin(facts: &Facts<'_>) -> Finding {
-    let nodes: BTreeSet<&str> =
+    let served: BTreeSet<&str> =
         facts.plugin_pods().filter_map(|pod| pod["spec"]["nodeName"].as_str()).collect();
     facts.list("daemonsets")?;
+    let is_installed = facts.own("daemonsets", PLUGIN).is_some();
+    let nodes = facts.list("nodes")?.iter();
+    let chosen: BTreeSet<&str> = nodes
+        .filter(|node| is_selected(node) || (!is_installed && label(node, "gantry.dev/gpu") != Some("false")))
+        .map(name)
+        .collect();
     for (set, answer) in facts.answers.beginning("rival/") {
         let Answer::Found(Value::Array(pods)) = answer else {
             return unknown(
                 format!("the pods of the DaemonSet {set} cannot be read"),
-                "run it with a role that may list pods",
+                "kubectl auth can-i list pods -A",
             );
         };
-        let shared = pods
-            .iter()
-            .filter_map(|pod| pod["spec"]["nodeName"].as_str())
-            .filter(|node| nodes.contains(node));
-        let shared: Vec<&str> = shared.collect();
+        let rivals: BTreeSet<&str> = pods.iter().filter_map(|pod| pod["spec"]["nodeName"].as_str()).collect();
+        let (space, set) = set.split_once('/').unwrap_or((set, ""));
+        let fix = || {
+            format!(
+                "# with the GPU operator: devicePlugin.enabled=false in its chart\n\
+                 kubectl -n {space} delete daemonset {set}"
+            )
+        };
+        let shared = listed(rivals.intersection(&served).copied());
         if !shared.is_empty() {
-            let (space, set) = set.split_once('/').unwrap_or((set, ""));
-            return fail(
-                format!("the DaemonSet {space}/{set} serves the same GPUs on {}", listed(shared)),
-                format!(
-                    "kubectl -n {space} delete daemonset {set} (GPU operator: devicePlugin.enabled=false)"
-                ),
-            );
+            return fail(format!("the DaemonSet {space}/{set} serves the same GPUs on {shared}"), fix());
+        }
+        let selected = listed(rivals.intersection(&chosen).copied());
+        if !selected.is_empty() {
+            let message =
+                format!("the DaemonSet {space}/{set} serves the GPUs of {selected}, where Gantry is to run");
+            return fail(message, fix());
         }
     }
     Ok("no other device plugin is on these nodes".to_owned())
@@ -490,12 +624,18 @@ fn dra(facts: &Facts<'_>) -> Finding {
         let node = spec["nodeName"].as_str()?;
         (spec["driver"] == "gpu.nvidia.com" && published.contains(node)).then_some(node)
     });
-    let both = listed(offered);
-    match both.is_empty() {
-        true => Ok("no DRA driver offers the same GPUs".to_owned()),
-        false => fail(
-            format!("NVIDIA's DRA driver offers the GPUs of {both} as well: a GPU may be given twice"),
-            "set resources.gpus.enabled=false in the chart of the DRA driver, or kubectl label node <node> gantry.dev/gpu=false",
+    let both: BTreeSet<&str> = offered.collect();
+    match both.first() {
+        None => Ok("no DRA driver offers the same GPUs".to_owned()),
+        Some(node) => fail(
+            format!(
+                "NVIDIA's DRA driver offers the GPUs of {} as well: a GPU may be given twice",
+                listed(both.iter().copied())
+            ),
+            format!(
+                "# to leave these GPUs to Gantry: resources.gpus.enabled=false in the chart of the DRA driver; to leave \
+                 them to DRA:\nkubectl label node {node} gantry.dev/gpu=false --overwrite"
+            ),
         ),
     }
 }
@@ -519,17 +659,21 @@ fn mig(facts: &Facts<'_>) -> Finding {
                 "MIG is on, and the plugin has no capability to see MIG devices: {}",
                 listed(unlabelled.iter().copied())
             ),
-            format!("kubectl label node {node} gantry.dev/mig=true"),
+            format!("kubectl label node {node} gantry.dev/mig=true --overwrite"),
         );
     }
     if !labelled.is_empty() && facts.own("daemonsets", "gantry-plugin-mig").is_none() {
         return fail(
             "nodes are labelled gantry.dev/mig=true, and there is no DaemonSet for them",
-            "helm upgrade ... --set plugin.mig.enabled=true",
+            facts.upgrade(&["plugin.mig.enabled=true"], "kubectl apply -f manifests/plugin-mig.yaml"),
         );
     }
     Ok(format!("{} nodes with MIG", with_mig.len()))
 }
+
+/// Adds the option that writes labels onto the Node.
+const LABELS_PATCH: &str =
+    r#"[{"op":"add","path":"/spec/template/spec/containers/0/args/-","value":"--labels=node"}]"#;
 
 fn labels(facts: &Facts<'_>) -> Finding {
     const PRODUCT: &str = "nvidia.com/gpu.product";
@@ -540,7 +684,17 @@ fn labels(facts: &Facts<'_>) -> Finding {
         true => Ok(format!("every GPU node has {PRODUCT}")),
         false => warn(
             format!("{without} without the label {PRODUCT}: pods that select nodes by it find none"),
-            "helm upgrade ... --set plugin.labels=gfd (with node-feature-discovery) or plugin.labels=node",
+            format!(
+                "# with node-feature-discovery: gfd in place of node (docs/labels.md)\n{}",
+                facts.upgrade(
+                    &["plugin.labels=node"],
+                    &format!(
+                        "kubectl apply -f manifests/labels-node.yaml\n\
+                         kubectl -n {} patch daemonset {PLUGIN} --type=json -p '{LABELS_PATCH}'",
+                        facts.namespace()
+                    )
+                )
+            ),
         ),
     }
 }
@@ -571,17 +725,30 @@ fn extender(facts: &Facts<'_>) -> Finding {
     }
 }
 
+/// A time, in seconds since 1970.
+fn second(time: &Value) -> Option<i64> {
+    let time: Timestamp = time.as_str()?.parse().ok()?;
+    Some(time.as_second())
+}
+
 /// Seconds since a time.
 fn age(time: &Value, now: Timestamp) -> Option<i64> {
-    let time: Timestamp = time.as_str()?.parse().ok()?;
-    Some(now.as_second() - time.as_second())
+    Some(now.as_second() - second(time)?)
 }
+
+/// How kube-scheduler gets its configuration.
+const SCHEDULER_CONFIG: &str = "gantry scheduler-config > kube-scheduler-config.yaml\n\
+    # give that file to kube-scheduler on every control-plane node: docs/install.md#7-the-shape-existing";
 
 fn scheduler_calls(facts: &Facts<'_>) -> Finding {
     let fix = match facts.answers.shape() {
         Shape::PluginAlone => return Ok("no scheduler is to call an extender".to_owned()),
-        Shape::Own => "create a pod with schedulerName: gantry and nvidia.com/gpu: 1, then run this again".to_owned(),
-        Shape::Existing => "gantry scheduler-config > kube-scheduler-config.yaml, and give it to kube-scheduler (docs/install.md)".to_owned(),
+        Shape::Own => concat!(
+            "# this pod calls it; then run gantry doctor again\n",
+            "kubectl patch --local -f manifests/samples/two-gpus.yaml -p '{\"spec\":{\"schedulerName\":\"gantry\"}}' ",
+            "-o yaml | kubectl apply -f -"
+        ),
+        Shape::Existing => SCHEDULER_CONFIG,
     };
     let calls: f64 = facts
         .metric("gantry_extender_requests_total")
@@ -594,7 +761,7 @@ fn scheduler_calls(facts: &Facts<'_>) -> Finding {
     match facts.unread_metrics() {
         Some(why) => unknown(
             format!("the metrics of the extender cannot be read: {why}"),
-            "run it with a role that may get pods/proxy",
+            format!("kubectl -n {} auth can-i get pods --subresource=proxy", facts.namespace()),
         ),
         None => warn("no kube-scheduler has called the extender since its start", fix),
     }
@@ -612,7 +779,6 @@ fn scheduler_resources(facts: &Facts<'_>) -> Finding {
     if facts.answers.shape() == Shape::PluginAlone {
         return Ok("no scheduler is to call an extender".to_owned());
     }
-    const FIX: &str = "gantry scheduler-config > kube-scheduler-config.yaml, and give it to kube-scheduler";
     let published: BTreeSet<&str> = facts
         .list("gpunodes")?
         .iter()
@@ -630,9 +796,13 @@ fn scheduler_resources(facts: &Facts<'_>) -> Finding {
         _ => None,
     });
     let config = facts.given.or(own.as_ref()).or(running);
+    let fix = match facts.given.is_none() && own.is_some() {
+        true => facts.upgrade(&[], "kubectl apply -f manifests/scheduler.yaml"),
+        false => SCHEDULER_CONFIG.to_owned(),
+    };
     if let Some(config) = config {
         return match managed(config) {
-            None => fail("kube-scheduler's configuration has no extender that binds", FIX),
+            None => fail("kube-scheduler's configuration has no extender that binds", fix),
             Some(None) => Ok("kube-scheduler calls the extender for every pod of its profile".to_owned()),
             Some(Some(names)) => {
                 let lacking: Vec<&str> = published.difference(&names).copied().collect();
@@ -645,7 +815,7 @@ fn scheduler_resources(facts: &Facts<'_>) -> Finding {
                             "nodes offer resources that kube-scheduler does not manage: {}",
                             listed(lacking)
                         ),
-                        FIX,
+                        fix,
                     ),
                 }
             }
@@ -680,14 +850,15 @@ fn scheduler_resources(facts: &Facts<'_>) -> Finding {
     match bypassed.is_empty() {
         true => unknown(
             "kube-scheduler's configuration cannot be read from the cluster; every pod with devices has a grant",
-            "gantry doctor --scheduler-config <file of kube-scheduler>",
+            "# FILE is kube-scheduler's configuration, on a control-plane node\n\
+             gantry doctor --scheduler-config FILE",
         ),
         false => fail(
             format!(
                 "held without a grant, so bound without the extender: {}",
                 listed(bypassed.values().map(String::as_str))
             ),
-            FIX,
+            fix,
         ),
     }
 }
@@ -699,9 +870,18 @@ fn certificates(facts: &Facts<'_>) -> Finding {
         Answer::Unreadable(why) => {
             return unknown(
                 format!("the Secret of the extender's certificates cannot be read: {why}"),
-                "allow get of this Secret",
+                format!("kubectl -n {} auth can-i get secrets", facts.namespace()),
             );
         }
+    };
+    let fix = || {
+        format!(
+            "# new files, which the extender reads without a restart: docs/doctor.md#certificates-of-the-extender\n\
+             kubectl -n {} create secret generic {} --from-file=tls.crt --from-file=tls.key --from-file=ca.crt \
+             --dry-run=client -o yaml | kubectl apply -f -",
+            facts.namespace(),
+            name(secret)
+        )
     };
     for file in ["tls.crt", "ca.crt"] {
         let pem = serde_json::from_value::<ByteString>(secret["data"][file].clone()).unwrap_or_default();
@@ -710,45 +890,54 @@ fn certificates(facts: &Facts<'_>) -> Finding {
             .as_ref()
             .and_then(|(_, pem)| Some(pem.parse_x509().ok()?.validity().not_after.timestamp()));
         let Some(end) = end else {
-            return fail(
-                format!("{file} of the extender's Secret is no certificate"),
-                "issue the certificate again (docs/install.md)",
-            );
+            return fail(format!("{file} of the Secret {} is no certificate", name(secret)), fix());
         };
         let left = end - facts.answers.now.as_second();
         if left < 0 {
-            return fail(
-                format!("{file} of the extender's Secret has expired"),
-                "issue the certificate again; the extender reads it without a restart",
-            );
+            return fail(format!("{file} of the Secret {} has expired", name(secret)), fix());
         }
         if left < CERTIFICATE_WARNING {
             return warn(
-                format!("{file} of the extender's Secret expires in {} days", left / 86_400),
-                "issue the certificate again; the extender reads it without a restart",
+                format!("{file} of the Secret {} expires in {} days", name(secret), left / 86_400),
+                fix(),
             );
         }
     }
     Ok("the certificates of the extender are valid".to_owned())
 }
 
+/// Seconds by which the clock that renewed a Lease is ahead of the API server's; negative if it is behind. The API
+/// server records the time of every write by its own clock. Without that record only a time in the future is evidence.
+fn skew(lease: &Value, now: Timestamp) -> Option<i64> {
+    let renewed = second(&lease["spec"]["renewTime"])?;
+    let entries = lease["metadata"]["managedFields"].as_array().into_iter().flatten();
+    let writes = entries.filter(|entry| entry["fieldsV1"]["f:spec"]["f:renewTime"].is_object());
+    match writes.filter_map(|entry| second(&entry["time"])).max() {
+        Some(written) => Some(renewed - written),
+        None => Some(renewed - now.as_second()).filter(|ahead| *ahead > 0),
+    }
+}
+
 fn clocks(facts: &Facts<'_>) -> Finding {
+    let now = facts.answers.now;
     let published: BTreeSet<&str> = facts.list("gpunodes")?.iter().map(name).collect();
-    let leases = facts.list("node-leases")?.iter().filter(|lease| published.contains(name(lease)));
-    let ahead: Vec<(&str, i64)> = leases
-        .filter_map(|lease| Some((name(lease), -age(&lease["spec"]["renewTime"], facts.answers.now)?)))
-        .filter(|(_, ahead)| *ahead > CLOCK_SKEW)
-        .collect();
-    if let Some((node, seconds)) = ahead.first() {
+    let nodes = facts.list("node-leases")?.iter().filter(|lease| published.contains(name(lease)));
+    let nodes = nodes.filter_map(|lease| Some((name(lease), skew(lease, now)?)));
+    let leases = facts.answers.items("leases").iter().filter(|lease| name(lease) == EXTENDER);
+    let extenders =
+        leases.filter_map(|lease| Some((lease["spec"]["holderIdentity"].as_str()?, skew(lease, now)?)));
+    let wrong = nodes.chain(extenders).find(|(_, skew)| skew.abs() > CLOCK_SKEW);
+    if let Some((who, skew)) = wrong {
+        let side = if skew > 0 { "ahead of" } else { "behind" };
         return fail(
-            format!("the clock of {node} is {seconds} s ahead of the API server's"),
-            format!("start time synchronisation on {node}, such as chrony"),
+            format!("the clock of {who} is {} s {side} the API server's", skew.abs()),
+            format!("# as root on {who}, or on its node; chrony does as well\ntimedatectl set-ntp true"),
         );
     }
     match facts.answers.ahead {
         ahead if ahead.abs() > CLOCK_SKEW => warn(
             format!("this machine's clock differs from the API server's by {ahead} s"),
-            "start time synchronisation on this machine",
+            "# as root on this machine; chrony does as well\ntimedatectl set-ntp true",
         ),
         _ => Ok("the clocks of GPU nodes agree with the API server's".to_owned()),
     }
@@ -763,11 +952,15 @@ fn metrics(facts: &Facts<'_>) -> Finding {
     match (monitors, allowed) {
         (_, 0) => warn(
             "no namespace may read the plugin's metrics where NetworkPolicies are enforced",
-            "kubectl label namespace <namespace of the collector> gantry.dev/metrics=true",
+            "# NAMESPACE is that of the collector, such as Prometheus\n\
+             kubectl label namespace NAMESPACE gantry.dev/metrics=true",
         ),
         (0, _) if matches!(facts.answers.get("pod-monitors"), Answer::Found(_)) => warn(
             "the Prometheus operator is installed, and no monitor selects Gantry",
-            "helm upgrade ... --set monitoring.podMonitor.enabled=true,monitoring.serviceMonitor.enabled=true",
+            facts.upgrade(
+                &["monitoring.podMonitor.enabled=true", "monitoring.serviceMonitor.enabled=true"],
+                "# monitors as in docs/metrics.md",
+            ),
         ),
         _ => Ok(format!("{monitors} monitors; {allowed} namespaces may read metrics")),
     }
@@ -775,16 +968,16 @@ fn metrics(facts: &Facts<'_>) -> Finding {
 
 /// Members of gangs that run slower than the rest, as the conditions of Gangs have them.
 fn slow_members(facts: &Facts<'_>) -> Finding {
-    let condition = |gang: &Value| {
+    fn condition(gang: &Value) -> Option<(&str, &str, &str)> {
         let conditions = gang["status"]["conditions"].as_array()?;
         let holds = |known: &&Value| known["type"] == MEMBERS_SLOW && known["status"] == "True";
         let found = conditions.iter().find(holds)?;
         let space = gang["metadata"]["namespace"].as_str().unwrap_or_default();
         let message = found["message"].as_str().unwrap_or_default();
-        Some((format!("{space}/{}", name(gang)), message.to_owned()))
-    };
-    let slow: Vec<(String, String)> = facts.list("gangs")?.iter().filter_map(condition).collect();
-    let Some((gang, message)) = slow.first() else {
+        Some((space, name(gang), message))
+    }
+    let slow: Vec<(&str, &str, &str)> = facts.list("gangs")?.iter().filter_map(condition).collect();
+    let Some((space, gang, message)) = slow.first() else {
         return Ok("no member of a gang runs slower than the rest".to_owned());
     };
     let more = match slow.len() {
@@ -793,8 +986,23 @@ fn slow_members(facts: &Facts<'_>) -> Finding {
         all => format!("; and {} more gangs", all - 1),
     };
     warn(
-        format!("gang {gang} has a slow member: {message}{more}"),
-        "kubectl get gangs -A; see docs/gangs-operations.md#what-to-do-about-a-slow-member",
+        format!("gang {space}/{gang} has a slow member: {message}{more}"),
+        format!(
+            "# docs/gangs-operations.md#what-to-do-about-a-slow-member\nkubectl -n {space} describe gang {gang}"
+        ),
+    )
+}
+
+/// The command that doubles the memory for objects.
+fn more_memory(facts: &Facts<'_>, limit: Option<f64>) -> String {
+    let mib = limit.map_or(320.0, |bytes| (bytes * 2.0 / f64::from(1 << 20)).ceil().clamp(16.0, 65_536.0));
+    let options = format!("'extender.extraArgs={{--object-memory={mib:.0}}}'");
+    let memory = format!("extender.resourceRequirements.limits.memory={:.0}Mi", mib * 3.0);
+    let manifests =
+        "# in the manifest of the extender: --object-memory, and three times as much for the container";
+    format!(
+        "# with the other extraArgs, if there are any (docs/install.md#memory-of-the-extender)\n{}",
+        facts.upgrade(&[&memory, &options], manifests)
     )
 }
 
@@ -802,6 +1010,8 @@ fn memory(facts: &Facts<'_>) -> Finding {
     if facts.answers.shape() == Shape::PluginAlone {
         return Ok("no extender keeps objects".to_owned());
     }
+    let limit = facts.metric("gantry_extender_object_bytes_limit").next().map(|(_, limit)| limit);
+    let more_memory = || more_memory(facts, limit);
     let refused = facts.metric("gantry_extender_refused_objects").find(|(_, count)| *count > 0.0);
     if let Some((labels, count)) = refused {
         return fail(
@@ -809,13 +1019,13 @@ fn memory(facts: &Facts<'_>) -> Finding {
                 "{count} objects of namespace {} are not kept: they take too much memory",
                 Facts::labelled(labels, "namespace")
             ),
-            "kubectl get events -A --field-selector reason=NamespaceTooLarge, or raise --object-memory (docs/install.md)",
+            format!("kubectl get events -A --field-selector reason=NamespaceTooLarge\n{}", more_memory()),
         );
     }
-    let Some((_, limit)) = facts.metric("gantry_extender_object_bytes_limit").next() else {
+    let Some(limit) = limit else {
         return unknown(
             "the metrics of the extender cannot be read",
-            "run it with a role that may get pods/proxy",
+            format!("kubectl -n {} auth can-i get pods --subresource=proxy", facts.namespace()),
         );
     };
     let share = limit * NAMESPACE_SHARE;
@@ -830,7 +1040,7 @@ fn memory(facts: &Facts<'_>) -> Finding {
                 "the objects of namespace {space} take {:.0} % of what one namespace may take",
                 bytes / share * 100.0
             ),
-            "raise --object-memory, and the container's memory to three times as much (docs/install.md)",
+            more_memory(),
         ),
         _ => Ok(format!("no namespace takes {:.0} % of its share", NEAR_LIMIT * 100.0)),
     }

@@ -11,13 +11,15 @@ fn healthy() -> Answers {
     let crd = json!({"spec": {"versions": [{"name": "v1alpha1", "served": true}]},
         "status": {"conditions": [{"type": "Established", "status": "True"}]}});
     let named = |name: &str| json!({"metadata": {"name": name}});
-    let policies: BTreeSet<&str> = PLUGIN_POLICIES.into_iter().chain(EXTENDER_POLICIES).collect();
+    let policies: BTreeSet<&str> =
+        PLUGIN_POLICIES.into_iter().chain(EXTENDER_POLICIES).chain(["gantry-gang-annotations"]).collect();
     let bindings: Vec<Value> = policies
         .iter()
         .map(|name| json!({"metadata": {"name": name}, "spec": {"policyName": name, "validationActions": ["Deny"]}}))
         .collect();
     let set = |name: &str| {
-        json!({"metadata": {"name": name, "namespace": "gantry-system"},
+        let annotations = json!({"meta.helm.sh/release-name": "gantry"});
+        json!({"metadata": {"name": name, "namespace": "gantry-system", "annotations": annotations},
             "spec": {"template": {"spec": {"containers": [{"image": "gantry:0.1.0"}]}}},
             "status": {"desiredNumberScheduled": 1, "numberReady": 1}})
     };
@@ -128,7 +130,7 @@ fn slow_member_of_a_gang_is_a_warning() {
             {"type": "MembersSlow", "status": status, "message": text},
         ]}})
     };
-    planted("slow-members", Outcome::Warning, "#what-to-do-about-a-slow-member", |answers| {
+    planted("slow-members", Outcome::Warning, "kubectl -n research describe gang train", |answers| {
         *value(answers, "gangs") =
             json!([gang("other", "False"), gang("train", "True"), gang("more", "True")]);
     });
@@ -148,18 +150,18 @@ fn healthy_cluster_passes_every_check() {
     let wrong: Vec<&Report> = reports.iter().filter(|report| report.outcome != Outcome::Passed).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert_eq!(reports.len(), CHECKS.len());
-    insta::assert_snapshot!(super::super::text(&reports));
+    insta::assert_snapshot!(super::super::text(&reports, None));
 }
 
 #[test]
 fn cluster_without_anything_fails_with_remedies() {
     let answers = Answers::recorded(BTreeMap::new(), NOW.parse().unwrap());
-    insta::assert_snapshot!(super::super::text(&all(&answers, None)));
+    insta::assert_snapshot!(super::super::text(&all(&answers, None), Some(80)));
 }
 
 #[test]
 fn old_kubernetes_is_reported() {
-    planted("kubernetes", Outcome::Failed, "upgrade the cluster", |answers| {
+    planted("kubernetes", Outcome::Failed, "# upgrade the cluster to 1.30", |answers| {
         *value(answers, "version") = json!({"gitVersion": "v1.29.3", "minor": "29"});
     });
 }
@@ -176,24 +178,28 @@ fn oldest_kubernetes_is_that_of_chart_and_tests() {
 
 #[test]
 fn missing_and_unserved_crds_are_reported() {
-    planted("crds", Outcome::Failed, "manifests/crds.yaml", |answers| {
+    planted("crds", Outcome::Failed, "crds.install=true", |answers| {
         *answers.answer("crd-gangs") = Answer::Absent;
     });
-    planted("crds", Outcome::Failed, "manifests/crds.yaml", |answers| {
+    planted("crds", Outcome::Failed, "crds.install=true", |answers| {
         value(answers, "crd-gpunodes")["spec"]["versions"][0]["served"] = json!(false);
     });
-    planted("crds", Outcome::Failed, "manifests/crds.yaml", |answers| {
+    planted("crds", Outcome::Failed, "crds.install=true", |answers| {
         value(answers, "crd-gpunodes")["status"]["conditions"][0]["status"] = json!("False");
     });
 }
 
 #[test]
 fn missing_and_auditing_policies_are_reported() {
-    planted("policies", Outcome::Failed, "manifests/guard.yaml", |answers| {
+    planted("policies", Outcome::Failed, "guard.enabled=true", |answers| {
         value(answers, "policies").as_array_mut().unwrap().remove(0);
     });
     planted("policies", Outcome::Failed, "guard.enabled=true", |answers| {
         value(answers, "bindings")[2]["spec"]["validationActions"] = json!(["Audit"]);
+    });
+    planted("policies", Outcome::Failed, "guard.enabled=true", |answers| {
+        let policies = value(answers, "policies").as_array_mut().unwrap();
+        policies.retain(|policy| policy["metadata"]["name"] != "gantry-gang-annotations");
     });
 }
 
@@ -209,7 +215,7 @@ fn missing_right_is_reported() {
 
 #[test]
 fn pods_that_are_not_ready_are_reported() {
-    planted("plugin-pods", Outcome::Failed, "describe pod", |answers| {
+    planted("plugin-pods", Outcome::Failed, "describe pod gantry-plugin-1\n", |answers| {
         value(answers, "daemonsets")[0]["status"]["numberReady"] = json!(0);
         value(answers, "own-pods")[0]["status"]["conditions"][0]["status"] = json!("False");
     });
@@ -219,7 +225,7 @@ fn pods_that_are_not_ready_are_reported() {
                 json!({"desiredNumberScheduled": 0, "numberReady": 0});
         }
     });
-    planted("plugin-pods", Outcome::Failed, "helm install", |answers| {
+    planted("plugin-pods", Outcome::Failed, "gantry doctor --system-namespace", |answers| {
         value(answers, "daemonsets")[0]["metadata"]["namespace"] = json!("elsewhere");
     });
 }
@@ -242,6 +248,35 @@ fn marked_node_without_plugin_is_reported() {
     });
 }
 
+#[test]
+fn node_marked_by_its_cloud_is_reported() {
+    planted("gpu-nodes", Outcome::Failed, "spec.nodeName=c", |answers| {
+        let nodes = value(answers, "nodes").as_array_mut().unwrap();
+        nodes.push(
+            json!({"metadata": {"name": "d", "labels": {"cloud.google.com/gke-accelerator": "nvidia-l4"}}}),
+        );
+        nodes.push(
+            json!({"metadata": {"name": "c", "labels": {"kubernetes.azure.com/accelerator": "nvidia"}}}),
+        );
+    });
+}
+
+/// The doctor expects a plugin on the nodes that the DaemonSet selects.
+#[test]
+fn gpu_nodes_are_those_of_the_daemonset() {
+    let manifest = include_str!("../../../../manifests/plugin.yaml");
+    let objects: Vec<Value> = serde_saphyr::from_multiple(manifest).unwrap();
+    let mut sets = objects.iter().filter(|object| object["kind"] == "DaemonSet");
+    let affinity = &sets.next().unwrap()["spec"]["template"]["spec"]["affinity"]["nodeAffinity"];
+    let terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"].as_array();
+    let wanted = terms.unwrap().iter().map(|term| {
+        let labels = term["matchExpressions"].as_array().unwrap().iter();
+        let labels = labels.filter(|expression| expression["operator"] != "NotIn");
+        labels.map(|label| (label["key"].as_str().unwrap(), label["values"][0].as_str())).collect::<Vec<_>>()
+    });
+    assert_eq!(wanted.collect::<Vec<_>>(), GPU_NODES.map(<[_]>::to_vec));
+}
+
 /// Sets the condition Ready of the node `a`.
 fn condition(answers: &mut Answers, reason: &str, message: &str) {
     value(answers, "gpunodes")[0]["status"]["conditions"][0] =
@@ -250,7 +285,7 @@ fn condition(answers: &mut Answers, reason: &str, message: &str) {
 
 #[test]
 fn missing_driver_and_runtime_class_are_distinguished() {
-    planted("driver", Outcome::Failed, "install the NVIDIA driver", |answers| {
+    planted("driver", Outcome::Failed, "# install the NVIDIA driver", |answers| {
         condition(answers, "NoDevices", "libnvidia-ml.so.1 cannot be opened");
     });
     planted("driver", Outcome::Failed, "plugin.runtimeClassName=nvidia", |answers| {
@@ -262,18 +297,53 @@ fn missing_driver_and_runtime_class_are_distinguished() {
 #[test]
 fn plugin_that_does_not_serve_is_reported() {
     for reason in ["NotRegistered", "Stopped", "PodsUnknown"] {
-        planted("registration", Outcome::Failed, "logs", |answers| condition(answers, reason, "x"));
+        planted("registration", Outcome::Failed, "logs gantry-plugin-1", |answers| {
+            condition(answers, reason, "x");
+        });
     }
     planted("registration", Outcome::Warning, "describe gpunode a", |answers| {
         condition(answers, "Degraded", "x");
     });
 }
 
+/// Lets the leader publish its version.
+fn leader(answers: &mut Answers, version: &str) {
+    let settings = json!({"version": version}).to_string();
+    value(answers, "leases")[0]["metadata"]["annotations"] = json!({SETTINGS_ANNOTATION: settings});
+}
+
 #[test]
 fn version_skew_is_reported() {
-    planted("versions", Outcome::Warning, "upgrade the CRDs first", |answers| {
-        value(answers, "gpunodes")[1]["status"]["pluginVersion"] = json!("0.0.1");
+    let plugin = |answers: &mut Answers, version: &str| {
+        value(answers, "gpunodes")[1]["status"]["pluginVersion"] = json!(version);
+    };
+    planted("versions", Outcome::Warning, "# the CRDs first", |answers| plugin(answers, "0.0.1"));
+    planted("versions", Outcome::Warning, "helm upgrade gantry", |answers| leader(answers, "0.1.7"));
+    // The extender before the plugin.
+    planted("versions", Outcome::Warning, "docs/how-to/upgrade.md", |answers| {
+        leader(answers, env!("CARGO_PKG_VERSION"));
+        plugin(answers, "0.2.0");
     });
+    planted("versions", Outcome::Failed, "docs/how-to/upgrade.md", |answers| {
+        leader(answers, "0.3.0");
+        plugin(answers, "0.1.9");
+    });
+}
+
+#[test]
+fn releases_next_to_each_other_work_together() {
+    let cases = [
+        ("0.1.0", "0.1.0", true),
+        ("0.1.0", "0.2.4", true),
+        ("0.2.0", "0.1.0", true),
+        ("0.1.0", "0.3.0", false),
+        ("1.0.0", "0.9.0", false),
+        ("odd", "odd", true),
+        ("odd", "0.1.0", false),
+    ];
+    for (plugin, extender, expected) in cases {
+        assert_eq!(work_together(plugin, extender), expected, "{plugin} {extender}");
+    }
 }
 
 /// NVIDIA's plugin on other nodes is no fault.
@@ -289,6 +359,25 @@ fn second_plugin_on_a_node_is_reported() {
     planted("other-plugin", Outcome::Failed, "kubectl -n nvidia delete daemonset nvdp", |answers| {
         with(answers, "b");
     });
+    // Gantry's pod is not there yet.
+    planted("other-plugin", Outcome::Failed, "kubectl -n nvidia delete daemonset nvdp", |answers| {
+        with(answers, "b");
+        value(answers, "own-pods").as_array_mut().unwrap().remove(1);
+    });
+    // Before the installation no node has a label of Gantry.
+    let mut new = Answers::recorded(BTreeMap::new(), NOW.parse().unwrap());
+    *new.answer("daemonsets") = Answer::Found(json!([]));
+    *new.answer("nodes") = Answer::Found(json!([{"metadata": {"name": "a"}}]));
+    with(&mut new, "a");
+    let other = |answers: &Answers| {
+        let reports = all(answers, None);
+        reports.into_iter().find(|report| report.check == "other-plugin").unwrap()
+    };
+    let report = other(&new);
+    assert_eq!(report.outcome, Outcome::Failed);
+    assert!(report.message.contains("nvidia/nvdp serves the GPUs of a"), "{}", report.message);
+    value(&mut new, "nodes")[0]["metadata"]["labels"] = json!({"gantry.dev/gpu": "false"});
+    assert_eq!(other(&new).outcome, Outcome::Passed);
     let mut answers = healthy();
     with(&mut answers, "elsewhere");
     assert!(all(&answers, Some(&good_config())).iter().all(|report| report.outcome == Outcome::Passed));
@@ -317,7 +406,7 @@ fn mig_without_label_or_daemon_is_reported() {
 
 #[test]
 fn missing_labels_are_reported() {
-    planted("labels", Outcome::Warning, "plugin.labels=gfd", |answers| {
+    planted("labels", Outcome::Warning, "plugin.labels=node", |answers| {
         let labels = value(answers, "nodes")[0]["metadata"]["labels"].as_object_mut().unwrap();
         labels.remove("nvidia.com/gpu.product");
     });
@@ -384,18 +473,18 @@ fn tls(month: u8, day: u8) -> Value {
     params.not_before = rcgen::date_time_ymd(2025, 1, 1);
     params.not_after = rcgen::date_time_ymd(2026, month, day);
     let pem = ByteString(params.self_signed(&key).unwrap().pem().into_bytes());
-    json!({"data": {"tls.crt": pem, "ca.crt": pem}})
+    json!({"metadata": {"name": "mine"}, "data": {"tls.crt": pem, "ca.crt": pem}})
 }
 
 #[test]
 fn ending_certificates_are_reported() {
     let with = |secret: Value| move |answers: &mut Answers| *answers.answer("tls") = Answer::Found(secret);
-    planted("certificates", Outcome::Failed, "issue the certificate", with(tls(11, 1)));
-    planted("certificates", Outcome::Warning, "issue the certificate", with(tls(12, 1)));
+    planted("certificates", Outcome::Failed, "create secret generic mine", with(tls(11, 1)));
+    planted("certificates", Outcome::Warning, "create secret generic mine", with(tls(12, 1)));
     planted(
         "certificates",
         Outcome::Failed,
-        "issue the certificate",
+        "docs/doctor.md#certificates-of-the-extender",
         with(json!({"data": {"tls.crt": "eA=="}})),
     );
     let mut answers = healthy();
@@ -405,10 +494,34 @@ fn ending_certificates_are_reported() {
 
 #[test]
 fn wrong_clocks_are_reported() {
-    planted("clocks", Outcome::Failed, "time synchronisation on b", |answers| {
+    planted("clocks", Outcome::Failed, "# as root on b", |answers| {
         value(answers, "node-leases")[1]["spec"]["renewTime"] = json!("2026-11-25T12:05:00.000000Z");
     });
     planted("clocks", Outcome::Warning, "this machine", |answers| answers.ahead = -60);
+}
+
+/// The API server records when a Lease was written, so that a slow clock and a Lease that is no longer renewed differ.
+#[test]
+fn clock_that_is_behind_is_reported() {
+    let written = |time: &str| {
+        json!([
+            {"manager": "other", "time": "2026-11-25T11:00:00Z", "fieldsV1": {"f:metadata": {}}},
+            {"manager": "kubelet", "time": time, "fieldsV1": {"f:spec": {"f:renewTime": {}}}},
+        ])
+    };
+    planted("clocks", Outcome::Failed, "timedatectl set-ntp true", |answers| {
+        let lease = &mut value(answers, "node-leases")[0];
+        lease["spec"]["renewTime"] = json!("2026-11-25T11:54:57.000000Z");
+        lease["metadata"]["managedFields"] = written("2026-11-25T11:59:57Z");
+    });
+    planted("clocks", Outcome::Failed, "# as root on x", |answers| {
+        value(answers, "leases")[0]["metadata"]["managedFields"] = written("2026-11-25T11:58:57Z");
+    });
+    let mut answers = healthy();
+    let lease = &mut value(&mut answers, "node-leases")[0];
+    lease["spec"]["renewTime"] = json!("2026-11-25T11:00:00.500000Z");
+    lease["metadata"]["managedFields"] = written("2026-11-25T11:00:01Z");
+    assert!(all(&answers, Some(&good_config())).iter().all(|report| report.outcome == Outcome::Passed));
 }
 
 #[test]
@@ -454,6 +567,61 @@ fn unreadable_answers_are_not_failures() {
         .filter(|report| report.outcome == Outcome::Unknown)
         .map(|report| report.check)
         .collect();
-    assert_eq!(unknown, ["gpu-nodes", "mig", "labels"]);
+    assert_eq!(unknown, ["gpu-nodes", "other-plugin", "mig", "labels"]);
     assert!(reports.iter().all(|report| report.outcome != Outcome::Failed));
+}
+
+/// A new check needs a fault here, and one in the end-to-end tests (`gantry_e2e::gantry::POD_FAULTS`).
+#[test]
+fn every_check_has_a_planted_fault() {
+    let tests: String = include_str!("tests.rs").split_whitespace().collect();
+    for (check, _) in CHECKS {
+        let is_planted = ["planted", "planted_with"]
+            .iter()
+            .any(|call| tests.contains(&format!("{call}(\"{check}\",Outcome::")));
+        assert!(is_planted, "{check}");
+    }
+}
+
+/// What mends an installation by the manifests is a command for these, not for the chart.
+#[test]
+fn fix_is_for_the_way_of_the_installation() {
+    let mut answers = healthy();
+    value(&mut answers, "bindings").as_array_mut().unwrap().clear();
+    let fix = |answers: &Answers| {
+        let reports = all(answers, Some(&good_config()));
+        reports.into_iter().find(|report| report.check == "policies").unwrap().fix.unwrap()
+    };
+    let chart = "helm upgrade gantry charts/gantry -n gantry-system --reuse-values --set guard.enabled=true";
+    assert_eq!(fix(&answers), chart);
+    for set in value(&mut answers, "daemonsets").as_array_mut().unwrap() {
+        set["metadata"].as_object_mut().unwrap().remove("annotations");
+    }
+    assert_eq!(fix(&answers), "kubectl apply -f manifests/guard.yaml");
+    value(&mut answers, "daemonsets").as_array_mut().unwrap().clear();
+    assert!(fix(&answers).starts_with("helm upgrade --install gantry "), "{}", fix(&answers));
+}
+
+/// Every page that a fix names has the section.
+#[test]
+fn pages_that_fixes_name_exist() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let source = include_str!("../checks.rs");
+    let mut count = 0;
+    for link in source.split("docs/").skip(1) {
+        let end = link.find(|char: char| !(char.is_ascii_alphanumeric() || "-./#".contains(char))).unwrap();
+        let link = link[..end].trim_end_matches('.');
+        let (page, section) = link.split_once('#').unwrap_or((link, ""));
+        let page = root.join("docs").join(page);
+        let text =
+            std::fs::read_to_string(&page).unwrap_or_else(|error| panic!("{}: {error}", page.display()));
+        let has_section = text.lines().filter(|line| line.starts_with('#')).any(|line| {
+            let title = line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+            title.chars().filter(|char| char.is_ascii_alphanumeric() || *char == '-').collect::<String>()
+                == section
+        });
+        assert!(section.is_empty() || has_section, "{link}");
+        count += 1;
+    }
+    assert!(count > 5);
 }
