@@ -77,11 +77,12 @@ fn runs_on(daemon_set: &Value, labels: &[(&str, &str)]) -> bool {
     let is_selected = |(key, value): (&String, &Value)| label(key) == value.as_str();
     let holds = |expression: &Value| {
         let value = label(expression["key"].as_str().unwrap());
-        let values = expression["values"].as_array().unwrap();
-        let is_in = value.is_some_and(|value| values.iter().any(|known| known == value));
+        let mut values = expression["values"].as_array().into_iter().flatten();
+        let is_in = value.is_some_and(|value| values.any(|known| known == value));
         match expression["operator"].as_str().unwrap() {
             "In" => is_in,
             "NotIn" => !is_in,
+            "Exists" => value.is_some(),
             operator => panic!("{operator}"),
         }
     };
@@ -107,6 +108,44 @@ fn daemon_runs_on_nvidia_and_labelled_nodes() {
         assert!(!runs_on(&plain(), &[(key, "false")]), "{key}=false");
     }
     assert!(!runs_on(&plain(), &[]));
+}
+
+/// Labels that clouds, or what makes nodes there, give to a node with GPUs of NVIDIA and no device plugin.
+const CLOUDS: [&[(&str, &str)]; 4] = [
+    &[("cloud.google.com/gke-accelerator", "nvidia-l4"), ("gke-no-default-nvidia-gpu-device-plugin", "true")],
+    &[("kubernetes.azure.com/accelerator", "nvidia")],
+    &[("karpenter.k8s.aws/instance-gpu-manufacturer", "nvidia")],
+    &[("k8s.amazonaws.com/accelerator", "nvidia-tesla-t4")],
+];
+
+/// "First pod after two commands": no label by hand on managed clouds.
+#[test]
+fn daemon_runs_on_gpu_nodes_of_clouds() {
+    for labels in CLOUDS {
+        assert!(runs_on(&plain(), labels), "{labels:?}");
+        for out in [
+            ("gantry.dev/gpu", "false"),
+            (MIG, "true"),
+            ("nvidia.com/gpu.deploy.client", "paused-for-driver-upgrade"),
+            ("nvidia.com/gpu.deploy.device-plugin", "paused-for-mig-change"),
+        ] {
+            assert!(!runs_on(&plain(), &[labels, &[out]].concat()), "{labels:?} {out:?}");
+        }
+    }
+}
+
+/// Two plugins for one resource break a node: the cloud's own stays alone.
+#[test]
+fn daemon_stays_off_nodes_with_a_plugin_of_the_cloud() {
+    for labels in [
+        &[("cloud.google.com/gke-accelerator", "nvidia-l4")][..],
+        &[("eks.amazonaws.com/instance-gpu-name", "l4"), ("eks.amazonaws.com/compute-type", "auto")],
+        // GPUs of another vendor, and nodes without any.
+        &[("karpenter.k8s.aws/instance-gpu-manufacturer", "amd")],
+        &[("gke-no-default-nvidia-gpu-device-plugin", "true")],
+    ] {
+        assert!(!runs_on(&plain(), labels), "{labels:?}");
+    }
 }
 
 #[test]

@@ -52,9 +52,9 @@ spec:
       nodeSelector:
         {{- toYaml . | nindent 8 }}
       {{- end }}
-      # On nodes where the GPU operator or node-feature-discovery found a GPU, or that are labelled gantry.dev/gpu=true;
-      # never on nodes labelled gantry.dev/gpu=false. Elsewhere it would wait for a driver, report that, and advertise
-      # nothing.
+      # On nodes where the GPU operator, node-feature-discovery or the cloud found a GPU, or that are labelled
+      # gantry.dev/gpu=true; never on nodes labelled gantry.dev/gpu=false. Elsewhere it would wait for a driver, report
+      # that, and advertise nothing.
       affinity:
         nodeAffinity:
           requiredDuringSchedulingIgnoredDuringExecution:
@@ -75,6 +75,35 @@ spec:
                   - *nor-paused
               - matchExpressions:
                   - {key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}
+                  - *not-kept-out
+                  - *not-mig
+                  - *not-paused
+                  - *nor-paused
+              # GKE, where its own device plugin is off. EKS Auto Mode has no term, because its plugin cannot be turned off.
+              - matchExpressions:
+                  - {key: gke-no-default-nvidia-gpu-device-plugin, operator: In, values: ["true"]}
+                  - {key: cloud.google.com/gke-accelerator, operator: Exists}
+                  - *not-kept-out
+                  - *not-mig
+                  - *not-paused
+                  - *nor-paused
+              # AKS.
+              - matchExpressions:
+                  - {key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}
+                  - *not-kept-out
+                  - *not-mig
+                  - *not-paused
+                  - *nor-paused
+              # Karpenter on EKS.
+              - matchExpressions:
+                  - {key: karpenter.k8s.aws/instance-gpu-manufacturer, operator: In, values: [nvidia]}
+                  - *not-kept-out
+                  - *not-mig
+                  - *not-paused
+                  - *nor-paused
+              # What cluster-autoscaler requires of a group with GPUs on AWS.
+              - matchExpressions:
+                  - {key: k8s.amazonaws.com/accelerator, operator: Exists}
                   - *not-kept-out
                   - *not-mig
                   - *not-paused
