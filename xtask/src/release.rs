@@ -26,12 +26,37 @@ pub(crate) struct ReleaseArgs {
     /// Address of the sources, for the image's label
     #[arg(long, value_name = "URL")]
     source: Option<String>,
+    /// Registry that the image is pushed to, such as ghcr.io/example: the packed chart and manifests name the image
+    /// there. A release with --tag needs it
+    #[arg(long, value_name = "REGISTRY", value_parser = registry)]
+    registry: Option<String>,
+}
+
+/// A registry, with or without a path in it.
+fn registry(text: &str) -> Result<String> {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
+    let mut parts = text.split('/');
+    let host = parts.next().unwrap_or_default();
+    let (name, port) = host.split_once(':').unwrap_or((host, "443"));
+    ensure!(
+        (name.contains('.') || name == "localhost")
+            && name.chars().all(plain)
+            && port.parse::<u16>().is_ok()
+            && parts.all(|part| !part.is_empty() && part.chars().all(plain)),
+        "{text:?} is no registry; write a host and a path in lower case, such as ghcr.io/example"
+    );
+    Ok(text.to_owned())
 }
 
 /// Builds and verifies a release, and pushes nothing.
 pub(crate) fn run_task(args: &ReleaseArgs) -> Result<()> {
     let changes = fs::read_to_string(root().join("CHANGELOG.md")).context("CHANGELOG.md")?;
     let notes = notes(&changes, args.tag.as_deref())?;
+    let registry = args.registry.as_deref();
+    ensure!(
+        args.tag.is_none() || registry.is_some(),
+        "--tag needs --registry: without it the chart would pull the image docker.io/library/gantry"
+    );
     let chart = fs::read_to_string(root().join("charts/gantry/Chart.yaml")).context("Chart.yaml")?;
     same_version(&chart)?;
     let folder = args.output.clone().map_or_else(|| Ok(target()?.join("release")), anyhow::Ok)?;
@@ -51,9 +76,10 @@ pub(crate) fn run_task(args: &ReleaseArgs) -> Result<()> {
     let epoch = image::epoch()?;
     plugin_of_kubectl(&folder, epoch, args.source.as_deref())?;
     manual(&folder, epoch)?;
-    pack(&root().join("charts/gantry"), "gantry", epoch, &folder.join(format!("gantry-{VERSION}.tgz")))?;
+    let chart = folder.join(format!("gantry-{VERSION}.tgz"));
+    pack(&root().join("charts/gantry"), "gantry", epoch, registry, &chart)?;
     let manifests = folder.join(format!("gantry-{VERSION}-manifests.tgz"));
-    pack(&root().join("manifests"), "manifests", epoch, &manifests)?;
+    pack(&root().join("manifests"), "manifests", epoch, registry, &manifests)?;
     fs::write(folder.join("NOTES.md"), notes)?;
     sums(&folder)?;
     println!("{} is complete; nothing was pushed", folder.display());
@@ -110,7 +136,7 @@ fn manual(folder: &Path, epoch: u64) -> Result<()> {
         fs::remove_dir_all(&pages).with_context(|| format!("cannot remove {}", pages.display()))?;
     }
     run(Command::new(program).env_clear().arg("man").arg(&pages))?;
-    pack(&pages, "man1", epoch, &folder.join(format!("gantry-{VERSION}-man.tgz")))
+    pack(&pages, "man1", epoch, None, &folder.join(format!("gantry-{VERSION}-man.tgz")))
 }
 
 /// The section of the version in CHANGELOG.md.
@@ -141,25 +167,36 @@ fn same_version(chart: &str) -> Result<()> {
     Ok(())
 }
 
-/// Packs a folder under another name, as `helm package` does.
-fn pack(folder: &Path, name: &str, epoch: u64, archive: &Path) -> Result<()> {
+/// Packs a folder under another name, as `helm package` does. Its image is named in the registry.
+fn pack(folder: &Path, name: &str, epoch: u64, registry: Option<&str>, archive: &Path) -> Result<()> {
     let mut tree = Tree::new();
-    add(&mut tree, folder, name)?;
+    add(&mut tree, folder, name, registry)?;
     let bytes = tree.to_gzip(epoch)?;
     fs::write(archive, bytes).with_context(|| format!("cannot write {}", archive.display()))
 }
 
-fn add(tree: &mut Tree, folder: &Path, name: &str) -> Result<()> {
+fn add(tree: &mut Tree, folder: &Path, name: &str, registry: Option<&str>) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
         let entry = entry?;
         let path = format!("{name}/{}", entry.file_name().to_string_lossy());
         if entry.file_type()?.is_dir() {
-            add(tree, &entry.path(), &path)?;
-        } else {
-            tree.file(&path, fs::read(entry.path())?)?;
+            add(tree, &entry.path(), &path, registry)?;
+            continue;
         }
+        let mut bytes = fs::read(entry.path())?;
+        if let (Some(registry), true) = (registry, path.ends_with(".yaml")) {
+            let text = String::from_utf8(bytes).with_context(|| path.clone())?;
+            bytes = in_registry(&text, registry).into_bytes();
+        }
+        tree.file(&path, bytes)?;
     }
     Ok(())
+}
+
+/// The text of a file of the chart or of the manifests, with the image in a registry.
+fn in_registry(text: &str, registry: &str) -> String {
+    text.replace("image:\n  repository: gantry\n", &format!("image:\n  repository: {registry}/gantry\n"))
+        .replace(&format!(" image: gantry:{VERSION}\n"), &format!(" image: {registry}/gantry:{VERSION}\n"))
 }
 
 /// Writes SHA256SUMS of all other files.
@@ -221,12 +258,45 @@ mod tests {
         assert_eq!((&selector["os"], &selector["arch"]), (&"darwin".into(), &"arm64".into()));
     }
 
+    /// A chart without the registry would pull an image of another project from docker.io.
+    #[test]
+    fn packed_files_name_the_image_in_the_registry() {
+        let values = fs::read_to_string(root().join("charts/gantry/values.yaml")).unwrap();
+        let packed: serde_json::Value =
+            serde_saphyr::from_str(&in_registry(&values, "ghcr.io/example")).unwrap();
+        assert_eq!(packed["image"]["repository"], "ghcr.io/example/gantry");
+        let mut images = 0;
+        for entry in fs::read_dir(root().join("manifests")).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                continue;
+            }
+            let text = in_registry(&fs::read_to_string(&path).unwrap(), "ghcr.io/example");
+            for line in text.lines().filter(|line| line.contains(" image: ") && line.contains("gantry")) {
+                assert_eq!(line.trim_start(), format!("image: ghcr.io/example/gantry:{VERSION}"));
+                images += 1;
+            }
+        }
+        assert_eq!(images, 6, "extender, plugin, resets and the own scheduler");
+    }
+
+    #[test]
+    fn registry_is_a_host_with_a_path() {
+        for good in ["ghcr.io/example", "registry.example:5000", "localhost:5000/a/b"] {
+            assert_eq!(registry(good).unwrap(), good);
+        }
+        for bad in ["", "gantry", "https://ghcr.io/example", "ghcr.io/Example", "ghcr.io/", "a.b:x"] {
+            let refused = registry(bad).unwrap_err().to_string();
+            assert!(refused.contains(&format!("{bad:?} is no registry")), "{refused}");
+        }
+    }
+
     #[test]
     fn packed_chart_does_not_depend_on_the_machine() {
         let folder = tempfile::tempdir().unwrap();
         let archives = ["one", "two"].map(|name| {
             let path = folder.path().join(name);
-            pack(&root().join("charts/gantry"), "gantry", 5, &path).unwrap();
+            pack(&root().join("charts/gantry"), "gantry", 5, Some("ghcr.io/example"), &path).unwrap();
             fs::read(path).unwrap()
         });
         assert_eq!(archives[0], archives[1]);
