@@ -143,6 +143,30 @@ fn chart_allows_the_values_of_the_options() {
     labels.sort();
     of_the_chart.sort();
     assert_eq!(of_the_chart, labels);
+    for (section, command) in [
+        ("plugin", gantry_plugin::Args::augment_args(clap::Command::new("plugin"))),
+        ("extender", extender()),
+    ] {
+        let items = &schema["properties"][section]["properties"]["extraArgs"]["items"];
+        let pattern = items["pattern"].as_str().unwrap();
+        let names = pattern.strip_prefix("^--(").and_then(|rest| rest.strip_suffix(")(=.*)?$")).unwrap();
+        let names: Vec<&str> = names.split('|').collect();
+        let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
+        for name in shown.filter_map(clap::Arg::get_long) {
+            assert!(names.contains(&name), "{section}.extraArgs lacks --{name}");
+        }
+    }
+    // The error of the option lists the presets.
+    let presets = gantry_gang::fabric::Levels::parse("?").unwrap_err().to_string();
+    let presets = presets.split(['(', ')']).nth(1).unwrap();
+    let fabric = schema["properties"]["extender"]["properties"]["fabric"]["pattern"].as_str().unwrap();
+    assert!(presets.split(", ").count() > 5, "{presets}");
+    for preset in presets.split(", ") {
+        assert!(
+            fabric.contains(&format!("({preset}|")) || fabric.contains(&format!("|{preset}|")),
+            "{preset}"
+        );
+    }
     let chart: Value = serde_saphyr::from_str(include_str!("../../charts/gantry/Chart.yaml")).unwrap();
     assert_eq!(
         (&chart["version"], &chart["appVersion"]),

@@ -2,7 +2,7 @@
 //! schema of the chart's values, and `manifests/`, which the real helm renders from the chart. They are checked in, so
 //! that operators need no Rust and no helm; CI checks that they are up to date.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -15,6 +15,9 @@ use crate::run::{output, root};
 
 const NOTE: &str = "# Made by `cargo xtask generate` from api/src. Do not edit.\n";
 const OF_THE_CHART: &str = "# Made by `cargo xtask generate` from charts/gantry. Do not edit.\n";
+
+/// A network that stands for one in the values below, and the word that the manifests have in its place.
+const NETWORK: (&str, &str) = ("192.0.2.0/24", "CONTROL-PLANE-CIDR");
 
 /// The version of Kubernetes that the manifests are rendered for.
 const KUBERNETES: &str = "1.37.1";
@@ -40,7 +43,7 @@ const MANIFESTS: [(&str, &[&str]); 8] = [
     ),
     (
         "scheduler.mode=existing,scheduler.existing.placement=service,\
-         scheduler.existing.service.controlPlaneCIDR=CONTROL-PLANE-CIDR",
+         scheduler.existing.service.controlPlaneCIDR=192.0.2.0/24",
         &["extender-service.yaml", "extender-service-network.yaml"],
     ),
     ("scheduler.mode=existing,extender.gates=true", &["gates.yaml"]),
@@ -88,6 +91,8 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
     }
     let config = serde_json::to_value(gantry_config::json_schema())
         .context("cannot write the schema of the plugin's configuration")?;
+    let command_line = crate::reference::command_line()?;
+    let schema = values_schema(config.clone(), &command_line)?;
     let mut files = vec![
         (root().join("manifests/crds.yaml"), crds.clone()),
         (root().join("charts/gantry/files/crds.yaml"), crds),
@@ -97,22 +102,24 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
         (root().join("docs/xids.md"), crate::reference::xids()),
         (root().join("docs/reference/crds.md"), crate::reference::custom_resources(&definitions)),
         (root().join("docs/reference/annotations.md"), crate::reference::annotations()?),
-        (root().join("docs/reference/cli.md"), crate::reference::command_line()?),
+        (root().join("docs/reference/cli.md"), command_line),
         (root().join("docs/pictures/map.svg"), crate::reference::picture()?),
-        values_schema(config)?,
+        schema,
     ];
     for (values, templates) in MANIFESTS {
         let rendered = rendered(values, templates)?;
         for name in templates {
             let text = rendered.get(*name).with_context(|| format!("the chart renders no {name}"))?;
+            let text = text.replace(NETWORK.0, NETWORK.1);
             files.push((root().join("manifests").join(name), format!("{OF_THE_CHART}{text}")));
         }
     }
     Ok(files)
 }
 
-/// The schema of the chart's values, which is written by hand, with that of the plugin's configuration.
-fn values_schema(mut config: Value) -> Result<(PathBuf, String)> {
+/// The schema of the chart's values, which is written by hand, with that of the plugin's configuration and with the names
+/// of both daemons' options, because a daemon does not start with an option that it does not have.
+fn values_schema(mut config: Value, command_line: &str) -> Result<(PathBuf, String)> {
     let path = root().join("charts/gantry/values.schema.json");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut schema: Value = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
@@ -120,12 +127,40 @@ fn values_schema(mut config: Value) -> Result<(PathBuf, String)> {
         config.remove("$schema");
     }
     schema["$defs"]["pluginConfig"] = config;
+    for daemon in ["plugin", "extender"] {
+        let items = &mut schema["properties"][daemon]["properties"]["extraArgs"]["items"];
+        items["pattern"] = options(command_line, daemon)?.into();
+    }
     Ok((path, format!("{schema:#}\n")))
+}
+
+/// The pattern of the options of a daemon, as the reference lists them: each with a value after `=`, or without.
+fn options(command_line: &str, daemon: &str) -> Result<String> {
+    let section = command_line.split(&format!("\n## gantry {daemon}\n")).nth(1);
+    let section = section.and_then(|text| text.split("\n## ").next()).context("a command is not listed")?;
+    let lines = section.lines().filter_map(|line| line.strip_prefix("      --"));
+    let names = lines.map(|line| line.split(' ').next().unwrap_or_default());
+    let names: BTreeSet<&str> = names.filter(|name| *name != "help").collect();
+    anyhow::ensure!(!names.is_empty(), "gantry {daemon} has no options");
+    Ok(format!("^--({})(=.*)?$", Vec::from_iter(names).join("|")))
 }
 
 /// The text of each template with these values, by helm. Comments are kept; objects are in helm's order of
 /// installation.
 fn rendered(values: &str, templates: &[&str]) -> Result<BTreeMap<String, String>> {
+    let mut files: BTreeMap<String, String> = BTreeMap::new();
+    for (name, text) in documents(values, templates)? {
+        let file = files.entry(name).or_default();
+        if !file.is_empty() {
+            file.push_str("---\n");
+        }
+        file.push_str(&text);
+    }
+    Ok(files)
+}
+
+/// The objects that helm renders from these templates, or from all: each with the name of its template.
+fn documents(values: &str, templates: &[&str]) -> Result<Vec<(String, String)>> {
     let chart = root().join("charts/gantry");
     let mut helm = Command::new("go");
     helm.args(["tool", "helm.sh/helm/v3/cmd/helm", "template", "gantry"])
@@ -138,15 +173,23 @@ fn rendered(values: &str, templates: &[&str]) -> Result<BTreeMap<String, String>
         helm.args(["--show-only", &format!("templates/{name}")]);
     }
     let text = output(&mut helm).context("manifests/ is rendered by helm, which needs Go")?;
-    let mut files: BTreeMap<String, String> = BTreeMap::new();
-    for document in text.split("---\n# Source: gantry/templates/").skip(1) {
+    let documents = text.split("---\n# Source: gantry/templates/").skip(1);
+    let named = documents.map(|document| {
         let (name, text) = document.split_once('\n').context("a rendered document has no text")?;
-        let file = files.entry(name.to_owned()).or_default();
-        if !file.is_empty() {
-            file.push_str("---\n");
-        }
-        file.push_str(text.trim_end());
-        file.push('\n');
+        Ok((name.to_owned(), format!("{}\n", text.trim_end())))
+    });
+    named.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_those_of_the_section() {
+        let reference = "# x\n\n## gantry a\n\n```text\nOptions:\n      --two <B>\n          Text, --not-one\n      \
+                         --one\n  -h, --help\n```\n\n## gantry b\n\n```text\n      --three\n```\n";
+        assert_eq!(options(reference, "a").unwrap(), "^--(one|two)(=.*)?$");
+        assert!(options(reference, "c").is_err());
     }
-    Ok(files)
 }

@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     let trials = [
         ("both_helms_accept_the_chart", render::both_helms_accept_the_chart as fn() -> Result<()>),
         ("wrong_values_are_refused_by_name", render::wrong_values_are_refused_by_name),
+        ("good_values_of_the_extender_are_accepted", render::good_values_of_the_extender_are_accepted),
         ("each_shape_has_its_objects", render::each_shape_has_its_objects),
         ("values_reach_the_pods", render::values_reach_the_pods),
         ("page_is_off_by_default_and_on_loopback", render::page_is_off_by_default_and_on_loopback),

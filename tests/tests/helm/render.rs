@@ -49,7 +49,7 @@ pub(crate) fn both_helms_accept_the_chart() -> Result<()> {
 
 /// The schema names the value, and the chart the reason where a schema cannot.
 pub(crate) fn wrong_values_are_refused_by_name() -> Result<()> {
-    let wrong: [(&[&str], &str); 14] = [
+    let wrong: [(&[&str], &str); 19] = [
         (&["scheduler.mode=ohne"], "/scheduler/mode"),
         (&["plugin.label=gfd"], "'label'"),
         (&["plugin.labels=nodes"], "/plugin/labels"),
@@ -61,6 +61,14 @@ pub(crate) fn wrong_values_are_refused_by_name() -> Result<()> {
         (&["scheduler.own.name=default-scheduler"], "/scheduler/own/name"),
         (&["image.digest=latest"], "/image/digest"),
         (&["extender.resources[0]=a100' || true"], "/extender/resources/0"),
+        (&["extender.fabric=zonerack"], "/extender/fabric"),
+        (&["extender.fabric=node=example.com/node"], "/extender/fabric"),
+        (&["extender.extraArgs[0]=--fabrik=zone"], "/extender/extraArgs/0"),
+        (&["plugin.extraArgs[0]=lenient-config"], "/plugin/extraArgs/0"),
+        (
+            &["scheduler.existing.service.controlPlaneCIDR=10.0.0.0"],
+            "/scheduler/existing/service/controlPlaneCIDR",
+        ),
         (
             &["plugin.configs.a.version=v1", "plugin.existingConfigMap=b"],
             "plugin.configs and plugin.existingConfigMap",
@@ -89,6 +97,21 @@ pub(crate) fn wrong_values_are_refused_by_name() -> Result<()> {
         let old = helm.run(None, &["template", RELEASE, &chart, "--kube-version=1.29.9"])?;
         let said = String::from_utf8_lossy(&old.stderr);
         ensure!(!old.status.success() && said.contains(">=1.30.0"), "{said}");
+    }
+    Ok(())
+}
+
+/// What the options of the extender accept passes the schema.
+pub(crate) fn good_values_of_the_extender_are_accepted() -> Result<()> {
+    for helm in helms()? {
+        for fabric in ["", "zone-rack", r"zone\,rack=example.com/rack\,nvlink", r"topograph\, aws"] {
+            let fabric = format!("extender.fabric={fabric}");
+            template(&helm, &["scheduler.mode=own", &fabric, "extender.extraArgs[0]=--bind-timeout=10"])?;
+        }
+        for network in ["10.0.0.0/24", "fd00:1::/64"] {
+            let network = format!("scheduler.existing.service.controlPlaneCIDR={network}");
+            template(&helm, &["scheduler.mode=existing", "scheduler.existing.placement=service", &network])?;
+        }
     }
     Ok(())
 }
