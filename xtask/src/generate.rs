@@ -57,6 +57,9 @@ const MANIFESTS: [(&str, &[&str]); 8] = [
     ("plugin.existingConfigMap=gantry-plugin-config", &["plugin-config.yaml"]),
 ];
 
+/// Folders of `manifests/overlays`, and the `scheduler.mode` of each. The objects of the first are in all shapes.
+const OVERLAYS: [(&str, &str); 3] = [("plugin-alone", "none"), ("own", "own"), ("existing", "existing")];
+
 /// Writes every generated file; with `check`, changes nothing and fails if one differs.
 pub(crate) fn run(check: bool) -> Result<()> {
     let mut stale = Vec::new();
@@ -112,6 +115,28 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
             let text = rendered.get(*name).with_context(|| format!("the chart renders no {name}"))?;
             let text = text.replace(NETWORK.0, NETWORK.1);
             files.push((root().join("manifests").join(name), format!("{OF_THE_CHART}{text}")));
+        }
+    }
+    files.extend(overlays()?);
+    Ok(files)
+}
+
+/// The objects of each shape for kustomize: all of the first, and what each of the others adds to it.
+fn overlays() -> Result<Vec<(PathBuf, String)>> {
+    let namespace = root().join("manifests/namespace.yaml");
+    let namespace = std::fs::read_to_string(&namespace).with_context(|| namespace.display().to_string())?;
+    let mut first: Vec<String> = Vec::new();
+    let mut files = Vec::new();
+    for (folder, mode) in OVERLAYS {
+        // The policy of keeping CRDs is an annotation for helm.
+        let rendered = documents(&format!("crds.keep=false,scheduler.mode={mode}"), &[])?;
+        let own: Vec<String> =
+            rendered.into_iter().map(|(_, text)| text).filter(|text| !first.contains(text)).collect();
+        let before = if first.is_empty() { format!("{namespace}---\n") } else { String::new() };
+        let path = root().join("manifests/overlays").join(folder).join("gantry.yaml");
+        files.push((path, format!("{OF_THE_CHART}{before}{}", own.join("---\n"))));
+        if first.is_empty() {
+            first = own;
         }
     }
     Ok(files)

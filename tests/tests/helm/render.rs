@@ -330,6 +330,10 @@ pub(crate) fn kustomizations_equal_the_chart() -> Result<()> {
         Ok(objects)
     };
     same(&kustomize(&manifests())?, &rendered(&["scheduler.mode=existing"])?)?;
+    for (overlay, mode) in [("plugin-alone", "none"), ("own", "own"), ("existing", "existing")] {
+        let kustomized = kustomize(&manifests().join("overlays").join(overlay))?;
+        same(&kustomized, &rendered(&[&format!("scheduler.mode={mode}")])?).context(overlay)?;
+    }
 
     let folder = tempfile::tempdir()?;
     let here = folder.path().canonicalize()?;
