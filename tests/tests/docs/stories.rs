@@ -167,6 +167,8 @@ async fn readme(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
     stage.call_extender(&page.file("kube-scheduler-config.yaml")?).await?;
     page.shows("kubectl get gpunodes", &["node-1", "node-2"]).await?;
     page.shows("kubectl describe pod two-gpus", &["GpusAssigned"]).await?;
+    // For the shape `own`: here no scheduler takes the pod.
+    page.run("kubectl patch --local").await?;
     stage.empty()?;
     page.run("kubectl apply -f manifests/samples/gang-job.yaml").await?;
     page.shows("kubectl get gangs", &["train", "Bound"]).await?;
@@ -201,7 +203,7 @@ async fn install(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
     page.shows("kubectl get pod two-gpus", &["GPU-"]).await?;
     let log = page.shows("kubectl logs two-gpus", &["my GPUs: GPU-"]).await?;
     ensure!(log.matches("GPU-").count() == 2, "{log}");
-    Ok(())
+    page.rest().await
 }
 
 /// The definition of the GPU operator's ClusterPolicy, without its schema.
