@@ -505,5 +505,9 @@ async fn uninstall(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
     ensure!(left.is_empty(), "{left}");
     let labels = stage.sh("kubectl get nodes --show-labels")?;
     ensure!(!labels.contains("gantry.dev"), "{labels}");
+    let conditions = stage.sh("kubectl get nodes -o jsonpath='{.items[*].status.conditions[*].type}'")?;
+    ensure!(conditions.contains("Ready") && !conditions.contains("GPUHealthy"), "{conditions}");
+    let annotations = stage.sh("kubectl get pods -A -o jsonpath='{.items[*].metadata.annotations}'")?;
+    ensure!(!annotations.contains("gantry.dev/grant"), "{annotations}");
     Ok(())
 }
