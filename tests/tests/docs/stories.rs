@@ -33,7 +33,7 @@ macro_rules! story {
     };
 }
 
-pub(crate) static STORIES: [Story; 31] = [
+pub(crate) static STORIES: [Story; 32] = [
     story!("docs/tutorials/demo.md", Nothing -> Nothing, demo),
     story!("docs/labels.md", Nothing -> Nothing, labels),
     story!("docs/how-to/fractions-and-mps.md", Nothing -> Changed, all),
@@ -43,6 +43,7 @@ pub(crate) static STORIES: [Story; 31] = [
     story!("docs/how-to/install/managed-clouds.md", Nothing -> Changed, own_scheduler),
     story!("docs/how-to/install/openshift.md", Nothing -> Changed, own_scheduler),
     story!("docs/how-to/install/k3s-rke2.md", Nothing -> Changed, k3s),
+    story!("docs/how-to/install/talos.md", Nothing -> Changed, talos),
     story!("docs/page.md", Own -> Changed, web_page),
     story!("docs/how-to/time-slicing.md", Alone -> Changed, time_slicing),
     story!("docs/how-to/install/kubeadm.md", Existing -> Existing, kubeadm),
@@ -225,10 +226,26 @@ spec:
 async fn own_scheduler(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
     label_nodes(stage)?;
     page.shows("gantry doctor", &[]).await?;
+    page.shows("kubectl get pod first", &["GPU-"]).await?;
+    let log = page.shows("kubectl logs first", &["my GPUs: GPU-"]).await?;
+    ensure!(log.matches("GPU-").count() == 2, "{log}");
+    Ok(())
+}
+
+/// A runtime class that is not the default runtime, as these distributions have it.
+fn runtime_class(stage: &Stage) -> Result<String> {
+    stage.sh("kubectl apply -f - <<'END'\napiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: nvidia}\n\
+              handler: runc\nEND")
+}
+
+async fn talos(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
+    runtime_class(stage)?;
+    page.shows("kubectl get gpunodes", &["node-1"]).await?;
     Ok(())
 }
 
 async fn k3s(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
+    runtime_class(stage)?;
     label_nodes(stage)?;
     stage.sh(&format!("kubectl label node node-1 --overwrite {CONTROL_PLANE}=true"))?;
     page.run("helm upgrade").await?;
