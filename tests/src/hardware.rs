@@ -15,7 +15,7 @@ use crate::{Error, Result};
 const NULL: (u32, u32) = (1, 3);
 
 /// Name of the folder of a node's GPUs.
-pub(crate) const FOLDER: &str = "hardware";
+pub const FOLDER: &str = "hardware";
 
 /// A node's simulated GPUs, and the hand that breaks and mends them.
 pub struct Hardware {

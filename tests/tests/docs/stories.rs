@@ -290,12 +290,15 @@ async fn kubeadm(_: &Stage, page: &mut Reader<'_>) -> Result<()> {
     Ok(())
 }
 
-async fn doctor(_: &Stage, page: &mut Reader<'_>) -> Result<()> {
+async fn doctor(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
     page.shows("gantry doctor", &["scheduler-calls"]).await?;
     page.shows("gantry doctor --scheduler-config", &["scheduler-resources"]).await?;
     let report = page.shows("gantry doctor -o json", &["\"checks\""]).await?;
     let report: serde_json::Value = serde_json::from_str(&report)?;
     ensure!(report["failed"] == 0, "{report:#}");
+    page.run("kubectl -n gantry-system create secret").await?;
+    ensure!(page.file("tls.crt")?.contains("BEGIN CERTIFICATE"), "no certificate");
+    stage.sh("kubectl -n gantry-system delete secret gantry-extender-tls")?;
     Ok(())
 }
 

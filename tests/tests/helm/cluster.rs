@@ -1,6 +1,5 @@
 //! Releases of the chart in a real cluster.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -17,10 +16,10 @@ use serde_json::{Value, json};
 
 use crate::{NAMESPACE, RELEASE, helms};
 
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Brings a cluster up, runs a story on it, and takes it down.
-fn on_cluster(nodes: &[&str], story: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Result<()> {
+pub(crate) fn on_cluster(nodes: &[&str], story: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Result<()> {
     tokio::runtime::Runtime::new()?.block_on(async {
         let mut options = ClusterOptions::new(env!("CARGO_BIN_EXE_gantry-cluster"));
         options.folder = std::env::temp_dir().join("gantry-helm");
@@ -127,7 +126,7 @@ pub(crate) fn release_comes_and_goes_without_remains() -> Result<()> {
 }
 
 /// Installs the shape `own` on a cluster of one node, and starts its daemons.
-async fn own_shape(cluster: &Cluster, binary: &Path) -> Result<[Daemon; 2]> {
+pub(crate) async fn own_shape(cluster: &Cluster, binary: &Path) -> Result<[Daemon; 2]> {
     let [helm, _] = helms()?;
     upgrade(&helm, cluster, &chart(), &["scheduler.mode=own", "scheduler.own.assign.enabled=true"])?;
     let node = &cluster.nodes()[0];
@@ -176,103 +175,8 @@ pub(crate) fn own_scheduler_grants_devices() -> Result<()> {
     })
 }
 
-/// The outcome of each check of `gantry doctor`, and its exit code.
-fn doctor(cluster: &Cluster, binary: &Path) -> Result<(BTreeMap<String, String>, Option<i32>)> {
-    let (report, code) = cluster.doctor(binary, &[])?;
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let checks = report["checks"].as_array().context("no checks")?.iter();
-    let outcomes = checks.map(|check| (text(&check["check"]), text(&check["outcome"])));
-    Ok((outcomes.collect(), code))
-}
-
-/// Each planted fault changes the outcome of its check. The daemons are processes here, so that the checks of their pods
-/// fail from the beginning.
-pub(crate) fn doctor_finds_planted_faults() -> Result<()> {
-    let binary = gantry::binary().context("no gantry beside this test: cargo build -p gantry")?;
-    on_cluster(&["node-1"], async |cluster| {
-        own_shape(cluster, &binary).await?;
-        runs(cluster, "default", "named", Some("gantry"), 2).await?;
-        let (before, code) = doctor(cluster, &binary)?;
-        ensure!(code == Some(1), "the pods of the plugin are missing, and the exit code is {code:?}");
-        let others = [
-            ("plugin-pods", "failed"),
-            ("labels", "warning"),
-            ("metrics", "warning"),
-            ("scheduler-calls", "unknown"),
-            ("memory", "unknown"),
-        ];
-        for (check, outcome) in &before {
-            let expected = others.iter().find(|(name, _)| name == check).map_or("ok", |(_, outcome)| outcome);
-            ensure!(outcome == expected, "{check} is {outcome}, expected {expected}");
-        }
-        let slice = json!({
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceSlice",
-            "metadata": { "name": "node-1-gpus" },
-            "spec": {
-                "driver": "gpu.nvidia.com",
-                "nodeName": "node-1",
-                "pool": { "name": "node-1", "generation": 1, "resourceSliceCount": 1 },
-                "devices": [{ "name": "gpu-0" }],
-            },
-        });
-        let mount = json!({
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": "gantry-plugin-x",
-                "namespace": NAMESPACE,
-                "labels": { "app.kubernetes.io/name": "gantry-plugin" },
-            },
-            "spec": {
-                "nodeName": "node-1",
-                "terminationGracePeriodSeconds": 1,
-                "containers": [{
-                    "name": "main",
-                    "image": BUSYBOX_IMAGE,
-                    "imagePullPolicy": "Never",
-                    "volumeMounts": [{ "name": "plugins", "mountPath": "/plugins" }],
-                }],
-                "volumes": [
-                    { "name": "plugins", "hostPath": { "path": "/no/device-plugins", "type": "Directory" } },
-                ],
-            },
-        });
-        let config =
-            "data: {config.yaml: 'extenders: [{bindVerb: bind, managedResources: [{name: nvidia.com/x}]}]'}";
-        let faults: [(&str, &str, &[&str], Option<&Value>); 8] = [
-            ("policies", "failed", &["delete", "validatingadmissionpolicybinding", "gantry-grant"], None),
-            ("rights", "failed", &["delete", "clusterrolebinding", "gantry-extender"], None),
-            ("labels", "ok", &["label", "node", "node-1", "nvidia.com/gpu.product=V100"], None),
-            ("metrics", "ok", &["label", "namespace", "default", "gantry.dev/metrics=true"], None),
-            ("dra", "failed", &["apply", "-f", "-"], Some(&slice)),
-            ("kubelet-directory", "failed", &["apply", "-f", "-"], Some(&mount)),
-            (
-                "scheduler-resources",
-                "failed",
-                &["-n", NAMESPACE, "patch", "configmap", "gantry-scheduler", "--type=merge", "-p", config],
-                None,
-            ),
-            ("crds", "failed", &["delete", "crd", "gangs.gantry.dev"], None),
-        ];
-        for (check, outcome, command, input) in faults {
-            match input {
-                Some(object) => cluster.kubectl_with_input(command, &object.to_string()).await?,
-                None => cluster.kubectl(command).await?,
-            };
-            until(format!("{check} is {outcome}"), LIMIT, async || {
-                let (outcomes, _) = doctor(cluster, &binary).map_err(|error| format!("{error:#}"))?;
-                let found = outcomes.get(check).cloned().unwrap_or_default();
-                (found == outcome).then_some(()).ok_or(found)
-            })
-            .await?;
-        }
-        Ok(())
-    })
-}
-
 /// Creates a pod and waits until it runs.
-async fn runs(
+pub(crate) async fn runs(
     cluster: &Cluster,
     namespace: &str,
     name: &str,

@@ -4,6 +4,7 @@
 #![allow(clippy::print_stderr, reason = "a test program talks on the terminal")]
 
 mod cluster;
+mod faults;
 mod render;
 
 use std::process::ExitCode;
@@ -38,7 +39,7 @@ fn main() -> ExitCode {
         ("kustomizations_equal_the_chart", render::kustomizations_equal_the_chart),
         ("release_comes_and_goes_without_remains", cluster::release_comes_and_goes_without_remains),
         ("own_scheduler_grants_devices", cluster::own_scheduler_grants_devices),
-        ("doctor_finds_planted_faults", cluster::doctor_finds_planted_faults),
+        ("doctor_finds_planted_faults", faults::doctor_finds_planted_faults),
     ];
     let trials = trials.map(|(name, test)| {
         Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}"))))

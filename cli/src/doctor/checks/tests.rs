@@ -571,7 +571,7 @@ fn unreadable_answers_are_not_failures() {
     assert!(reports.iter().all(|report| report.outcome != Outcome::Failed));
 }
 
-/// A new check needs a fault here, and one in the end-to-end tests (`gantry_e2e::gantry::POD_FAULTS`).
+/// A new check needs a fault here, and one in a real cluster (`tests/tests/helm/faults.rs`).
 #[test]
 fn every_check_has_a_planted_fault() {
     let tests: String = include_str!("tests.rs").split_whitespace().collect();
