@@ -88,6 +88,12 @@ struct Phase {
     phase: &'static str,
 }
 
+/// Label of a reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Cause {
+    reason: &'static str,
+}
+
 /// A step of a rule of remediation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RemediationStep {
@@ -266,6 +272,7 @@ pub struct Metrics {
     /// How long plans of gangs took.
     pub plans: Histogram,
     gangs: Family<Phase, Gauge>,
+    waiting_gangs: Family<Cause, Gauge>,
     places: Gauge,
     place_devices: Gauge,
     spares: Family<State, Gauge>,
@@ -331,6 +338,7 @@ impl Metrics {
             gang_waits: Histogram::new(WAITS),
             plans: Histogram::new(PLANS),
             gangs: Family::default(),
+            waiting_gangs: Family::default(),
             places: Gauge::default(),
             place_devices: Gauge::default(),
             spares: Family::default(),
@@ -517,6 +525,7 @@ impl Metrics {
         );
         registry.register("gang_plan_seconds", "Time of one plan of a gang", self.plans.clone());
         registry.register("gangs", "Gangs by phase", self.gangs.clone());
+        registry.register("waiting_gangs", "Gangs that wait, by reason", self.waiting_gangs.clone());
         registry.register(
             "gang_reservations",
             "Reservations of members of gangs that are not bound yet",
@@ -661,6 +670,12 @@ impl Metrics {
             let count = totals.phases.get(&phase).copied().unwrap_or_default();
             let gauge = self.gangs.get_or_create(&Phase { phase: name });
             gauge.set(signed(count as u64));
+        }
+        // A reason without gangs has no series.
+        self.waiting_gangs.clear();
+        for (reason, count) in &totals.waiting {
+            let labels = Cause { reason: reason.as_str() };
+            self.waiting_gangs.get_or_create(&labels).set(signed(*count as u64));
         }
         self.places.set(signed(totals.places as u64));
         for (state, count) in ["idle", "lent"].into_iter().zip(totals.spares) {

@@ -125,6 +125,7 @@ fn gauges_tell_what_gangs_there_are_and_what_is_kept_for_them() {
             (r#"gangs{phase="invalid"}"#, "1"),
             (r#"gangs{phase="queued"}"#, "1"),
             (r#"gangs{phase="bound"}"#, "0"),
+            (r#"waiting_gangs{reason="WaitingForMembers"}"#, "1"),
             ("gang_reservations", "2"),
             ("gang_reserved_devices", "7"),
             ("backfill_reserved_nodes", &kept.to_string()),
@@ -132,15 +133,19 @@ fn gauges_tell_what_gangs_there_are_and_what_is_kept_for_them() {
             ("leader", "1"),
         ],
     );
+    let waiting = |page: &str| -> u32 {
+        let lines = page.lines().filter(|line| line.starts_with("gantry_extender_waiting_gangs{"));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u32>().ok()).sum()
+    };
+    assert_eq!(waiting(&page(&metrics, &cluster)), 2, "few and next");
     // A gauge falls again.
     for name in ["next-0", "next-1"] {
         cluster.gone(&member(name, 8, "next", 2));
     }
     cluster.wait(2);
-    assert_values(
-        &page(&metrics, &cluster),
-        &[(r#"gangs{phase="queued"}"#, "0"), ("backfill_reserved_nodes", "0")],
-    );
+    let page = page(&metrics, &cluster);
+    assert_values(&page, &[(r#"gangs{phase="queued"}"#, "0"), ("backfill_reserved_nodes", "0")]);
+    assert_eq!(waiting(&page), 1, "a reason without gangs has no series");
 }
 
 /// One node is partly held, one partly reserved and one free; gangs of two phases wait. Time counts as long as this replica

@@ -126,6 +126,8 @@ pub struct PlaceView {
 pub struct GangTotals {
     /// By phase.
     pub phases: BTreeMap<GangPhase, usize>,
+    /// Those that wait for devices or members, by reason.
+    pub waiting: BTreeMap<Reason, usize>,
     /// Places kept for members that are not bound.
     pub places: usize,
     /// Devices of those, and of spare ones that are not lent.
@@ -140,6 +142,11 @@ pub struct GangTotals {
     pub awaiting_restart: usize,
     /// How such reservations ended.
     pub continuations: Continuations,
+}
+
+/// Whether a gang of this phase waits for members or devices.
+const fn is_waiting(phase: GangPhase) -> bool {
+    matches!(phase, GangPhase::Pending | GangPhase::Queued | GangPhase::Backoff | GangPhase::Preempting)
 }
 
 impl Index {
@@ -203,13 +210,7 @@ impl Index {
 
     /// Devices that the members of each waiting gang ask for, with its namespace.
     pub(in crate::index) fn devices_awaited_by_gangs(&self) -> impl Iterator<Item = (&Arc<str>, u64)> {
-        let waits = |view: &View<'_>| {
-            matches!(
-                view.phase(),
-                GangPhase::Pending | GangPhase::Queued | GangPhase::Backoff | GangPhase::Preempting
-            )
-        };
-        let views = self.gangs.core.views().filter(waits);
+        let views = self.gangs.core.views().filter(|view| is_waiting(view.phase()));
         views.map(|view| (&view.key().namespace, view.unplaced_devices()))
     }
 
@@ -218,6 +219,11 @@ impl Index {
         let mut totals = GangTotals::default();
         for view in self.gangs.core.views() {
             *totals.phases.entry(view.phase()).or_default() += 1;
+            if is_waiting(view.phase())
+                && let Some(reason) = self.reason_of(view.key())
+            {
+                *totals.waiting.entry(reason).or_default() += 1;
+            }
         }
         let nodes = self.nodes.iter();
         let places = nodes.flat_map(|(_, node)| {
