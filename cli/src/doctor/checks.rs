@@ -927,11 +927,11 @@ fn clocks(facts: &Facts<'_>) -> Finding {
     let extenders =
         leases.filter_map(|lease| Some((lease["spec"]["holderIdentity"].as_str()?, skew(lease, now)?)));
     let wrong = nodes.chain(extenders).find(|(_, skew)| skew.abs() > CLOCK_SKEW);
-    if let Some((who, skew)) = wrong {
+    if let Some((host, skew)) = wrong {
         let side = if skew > 0 { "ahead of" } else { "behind" };
         return fail(
-            format!("the clock of {who} is {} s {side} the API server's", skew.abs()),
-            format!("# as root on {who}, or on its node; chrony does as well\ntimedatectl set-ntp true"),
+            format!("the clock of {host} is {} s {side} the API server's", skew.abs()),
+            format!("# as root on {host}, or on its node; chrony does as well\ntimedatectl set-ntp true"),
         );
     }
     match facts.answers.ahead {

@@ -25,8 +25,8 @@ pub(crate) struct Right {
 /// A manifest with roles, and whether this installation needs them.
 type Manifest = (&'static str, fn(&Answers) -> bool);
 
-/// The manifests whose rights can be required. Those of other files are for features that the cluster does not show, and
-/// that the daemons do without.
+/// The manifests with rights that can be required. Other files are for features that the cluster does not show, and that
+/// the daemons do without.
 const MANIFESTS: [Manifest; 8] = [
     (include_str!("../../../manifests/plugin.yaml"), |_| true),
     (include_str!("../../../manifests/plugin-pods.yaml"), |answers| {

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use crate::NAMESPACE;
 use crate::cluster::{LIMIT, on_cluster, own_shape, runs};
 
-/// Checks with a fault in recorded answers only (`cli/src/doctor/checks/tests.rs`): no cluster of these tests is older than
-/// what Gantry supports.
+/// Checks with a fault in recorded answers only (`cli/src/doctor/checks/tests.rs`): no cluster of these tests is older
+/// than what Gantry supports.
 const RECORDED: [&str; 1] = ["kubernetes"];
 
 /// What is not `ok` from the beginning: the daemons are processes here, and the chart has its defaults.
@@ -25,7 +25,7 @@ const FROM_THE_BEGINNING: [(&str, &str, &str); 5] = [
     ("memory", "unknown", "auth can-i get pods --subresource=proxy"),
 ];
 
-/// A cluster with the checks whose faults it has had.
+/// A cluster, and the checks that have had a fault on it.
 struct Planted<'a> {
     cluster: &'a Cluster,
     binary: &'a Path,
@@ -119,7 +119,7 @@ async fn plant_nodes(planted: &mut Planted<'_>) -> Result<()> {
     planted.kubectl(&["delete", "node", "ghost"]).await?;
     planted.passes("gpu-nodes").await?;
 
-    // A GpuNode of a plugin of the release before, whose clock is wrong.
+    // A GpuNode of a plugin of the release before, on a node with a wrong clock.
     let real: Value =
         serde_json::from_str(&planted.kubectl(&["get", "gpunode", "node-1", "-o", "json"]).await?)?;
     let mut old = json!({
@@ -282,7 +282,7 @@ async fn plant_settings(planted: &mut Planted<'_>) -> Result<()> {
     planted.passes("certificates").await
 }
 
-/// The metrics of an extender that no kube-scheduler calls and whose memory is nearly full, from a pod in its place.
+/// The metrics of an extender that no kube-scheduler calls and that has little memory left, from a pod in its place.
 async fn plant_metrics(planted: &mut Planted<'_>) -> Result<()> {
     // Its pods do not run here, and their metrics cannot be read.
     planted.kubectl(&["-n", NAMESPACE, "scale", "deployment", "gantry-scheduler", "--replicas=0"]).await?;
