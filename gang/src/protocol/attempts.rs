@@ -26,8 +26,8 @@ pub(super) struct Attempts {
     replans: u32,
     /// Nodes without which it is planned.
     excluded: BTreeSet<NodeName>,
-    /// How often a planned node was not offered.
-    misses: BTreeMap<NodeName, u32>,
+    /// How often a planned node was not offered since it was offered last, and when that was counted last.
+    misses: BTreeMap<NodeName, (u32, Instant)>,
     /// What kube-scheduler last reported about nodes that it does not offer.
     scheduler_message: Option<Arc<str>>,
     /// Victims of the gang were terminating when the process before ended, which kept their devices for it.
@@ -154,15 +154,30 @@ impl Attempts {
         self.pause = None;
     }
 
-    /// A planned node was not offered. Whether that happened as often as is allowed.
-    pub(super) fn miss(&mut self, node: &NodeName, settings: &Settings) -> bool {
-        let misses = self.misses.entry(node.clone()).or_default();
+    /// A planned node was not offered, and counts again only after `cycle`. Whether that happened as often as is allowed.
+    pub(super) fn miss(
+        &mut self,
+        node: &NodeName,
+        now: Instant,
+        cycle: Duration,
+        settings: &Settings,
+    ) -> bool {
+        let (misses, counted) = self.misses.entry(node.clone()).or_insert((0, now));
+        if *misses > 0 && now < after(*counted, cycle) {
+            return false;
+        }
         *misses = misses.saturating_add(1);
+        *counted = now;
         let given_up = *misses >= settings.misses;
         if given_up {
             self.misses.remove(node);
         }
         given_up
+    }
+
+    /// A planned node was offered.
+    pub(super) fn hit(&mut self, node: &NodeName) {
+        self.misses.remove(node);
     }
 
     pub(super) fn forget_misses(&mut self) {

@@ -35,7 +35,7 @@ use super::types::{
     Settings, SlotReservation, Stage, Work,
 };
 use super::{Env, after};
-use crate::key::GangKey;
+use crate::key::{GangKey, Integration};
 use crate::membership::OwnerRef;
 use crate::quorum::{Quorum, Selection};
 use crate::terms::{Authority, Fault, Repair, Terms, work};
@@ -211,6 +211,11 @@ impl Gang {
     /// The number of the last change of its slots, and when members are activated next: if either changes, others have to know.
     pub(super) fn version(&self) -> (u64, Activation) {
         (self.slots().version(), self.activation.clone())
+    /// kube-scheduler may place its members in a PodGroup cycle.
+    fn is_native(&self) -> bool {
+        matches!(self.key.integration, Integration::PodGroup | Integration::Workload)
+    }
+
     }
 
     /// Its pods are independent: each is placed by itself. A group that was decided as a gang stays one.
@@ -645,6 +650,9 @@ impl Gang {
         };
         let planned = slot.node().clone();
         let movable = !member.is_at_barrier() && !member.is_pinned();
+            if self.is_native() {
+                self.attempts.hit(&planned);
+            }
         let aside = member.is_aside();
         if offered(&planned) {
             if aside {
@@ -715,7 +723,9 @@ impl Gang {
         self.activation.hasten(env.now.at, env.settings);
         // Its siblings may be missing there: kube-scheduler counts them where pods must be spread, or kept together.
         self.call_back(env, |_| true);
-        if !self.attempts.miss(node, env.settings) {
+        // A PodGroup cycle calls filter for each placement, with the nodes of that placement only.
+        let cycle = if self.is_native() { env.settings.cycle } else { Duration::ZERO };
+        if !self.attempts.miss(node, env.now.at, cycle, env.settings) {
             return;
         }
         let pinned = self.members().get(uid).is_some_and(TrackedMember::is_pinned);

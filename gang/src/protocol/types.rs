@@ -324,6 +324,9 @@ pub struct Settings {
     /// After so many plans given up for that reason the gang has to wait.
     pub replans: u32,
     /// How long a gang without members is remembered, so that recreated pods find it.
+    /// How long kube-scheduler may take until a PodGroup cycle has called filter with the nodes of every placement. In that time a node that
+    /// is not offered to a native group counts once.
+    pub cycle: Duration,
     pub linger: Duration,
     /// Gangs that are planned at most, in addition to those that are decided already.
     pub max_gangs: usize,
@@ -355,6 +358,7 @@ impl Default for Settings {
             replans: 3,
             linger: Duration::from_secs(10),
             max_gangs: 10_000,
+            cycle: Duration::from_secs(5),
             max_gangs_of_namespace: 2_500,
             max_members: usize::try_from(MOST_MEMBERS).unwrap_or(usize::MAX),
         }

@@ -36,6 +36,41 @@ pub(super) async fn only_gantry_preempts_for_a_pod_group(bed: &Bed) -> Result<()
     with_feature_gates(bed, &groups, preempting_group(bed, "e2e-gangs-native-preempt")).await
 }
 
+/// A group that has to be on one node: kube-scheduler tries each node as a placement, in any order, and calls the
+/// extender with that node alone. Two of four members are needed, so that it calls for several in each placement.
+pub(super) async fn pod_group_with_many_placements_is_bound_at_once(bed: &Bed) -> Result<()> {
+    let gates = ["GenericWorkload=true", "TopologyAwareWorkloadScheduling=true"];
+    with_feature_gates(bed, &gates, group_on_one_node(bed, "e2e-gangs-placements")).await
+}
+
+async fn group_on_one_node(bed: &Bed, namespace: &str) -> Result<()> {
+    let scene = Scene::set(bed, namespace).await?;
+    let groups = Groups::of_cluster()?;
+    let mut group = groups.group("near", 2);
+    group["spec"]["schedulingConstraints"] = json!({ "topology": [{ "key": "kubernetes.io/hostname" }] });
+    apply(bed, &scene, &group).await?;
+    for number in 0..4 {
+        apply(bed, &scene, &groups.member("near", number, 2)?).await?;
+    }
+    let near = groups.expected("near", 2);
+    stand(&scene, &[near], |gang| {
+        let status = gang.status.clone().unwrap_or_default();
+        status.phase == GangPhase::Bound && status.bound == 4
+    })
+    .await?;
+    let names: Vec<String> = (0..4).map(|number| format!("near-{number}")).collect();
+    scene.run_on_grants(&names).await?;
+    let mut nodes = Vec::new();
+    for name in &names {
+        nodes.push(pods::node(&scene.pods.get(name).await?).to_owned());
+    }
+    nodes.dedup();
+    ensure!(nodes.len() == 1, "the group is on {nodes:?}");
+    let condition = groups.condition(bed, namespace, "near").await?;
+    ensure!(condition == "True", "kube-scheduler did not try the group as a whole: {condition}");
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)
+}
+
 /// To kube-scheduler as it comes pods of a CompositePodGroup are pods like any other.
 pub(super) async fn composite_pod_group_is_one_gang(bed: &Bed) -> Result<()> {
     tree_of_groups(bed, "e2e-gangs-tree").await

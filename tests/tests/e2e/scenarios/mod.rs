@@ -245,6 +245,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_native::pod_group_is_evicted_whole_on_request.needs(Feature::BetaPodGroups),
         gangs_native::composite_pod_group_is_one_gang.needs(Feature::CompositePodGroups).long(),
         gangs_native::composite_pod_group_is_one_gang_with_gates.needs(Feature::CompositePodGroups),
+        // The API server has the gate of constraints where it has that of trees.
+        gangs_native::pod_group_with_many_placements_is_bound_at_once.needs(Feature::CompositePodGroups),
         gangs_deadlock::deadlocked_gang_yields_to_the_other.long(),
         gangs_schedulers::foreign_gang_reserves_on_first_request.long(),
         scheduler_settings::ignorable_extender_is_left_out.long(),

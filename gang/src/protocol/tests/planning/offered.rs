@@ -3,6 +3,8 @@
 use gantry_api::{GangPhase, Reason};
 
 use super::super::world::{World, member, membership, uid, with_repair};
+use crate::key::{GangKey, Integration};
+use crate::membership::Membership;
 use crate::protocol::GangEvent;
 use crate::protocol::{Answer, Arrival};
 use crate::terms::Repair;
@@ -119,4 +121,82 @@ fn gang_that_fits_only_on_an_unoffered_node_retries_it() {
     assert_eq!(world.next(), None);
     world.pass(2);
     assert_eq!(world.next().unwrap().without, Vec::new());
+}
+
+/// A PodGroup of so many members, all needed, with a reservation: member `a<i>` on node `n<i>`.
+fn native_group(count: u32) -> World {
+    let mut world = World::new();
+    for number in 0..count {
+        let key = GangKey { integration: Integration::PodGroup, ..membership("a", count).key };
+        let membership = Membership { key, ..membership("a", count) };
+        world.see(member(&format!("a{number}"), membership));
+    }
+    world.plan();
+    world.take_work();
+    world
+}
+
+/// The nodes of a rack that has none of the group's reservations.
+const OTHER_RACK: [&str; 2] = ["n7", "n8"];
+
+/// A PodGroup cycle calls filter for each placement in turn, and leaves a placement at the first member that does not fit. `at`: which of
+/// `racks` placements has the reserved nodes, if any.
+fn play_cycle(world: &mut World, count: usize, racks: usize, at: Option<usize>) {
+    let planned: Vec<String> = (0..count).map(|number| format!("n{number}")).collect();
+    let planned: Vec<&str> = planned.iter().map(String::as_str).collect();
+    for rack in 0..racks {
+        let nodes = if at == Some(rack) { &planned[..] } else { &OTHER_RACK };
+        for number in 0..count {
+            let answer = world.answer_within(&format!("a{number}"), nodes);
+            if !matches!(answer, Answer::Node(_)) {
+                break;
+            }
+        }
+    }
+}
+
+/// Of many placements one has the reserved nodes, whatever its position.
+#[test]
+fn cycle_over_many_placements_keeps_the_reservation() {
+    for at in 0..12 {
+        let mut world = native_group(2);
+        for _ in 0..8 {
+            play_cycle(&mut world, 2, 12, Some(at));
+            assert_eq!(world.reserved(), ["a-g0", "a-g1"], "placement {at}");
+            world.pass(6);
+        }
+        for (uid, node) in [("a0", "n0"), ("a1", "n1")] {
+            assert_eq!(world.arrive(uid, node), Arrival::Wait, "placement {at}");
+        }
+    }
+}
+
+/// A long cycle: filter takes its time for each placement.
+#[test]
+fn cycle_of_several_seconds_keeps_the_reservation() {
+    let mut world = native_group(1);
+    for _ in 0..8 {
+        assert!(matches!(world.answer_within("a0", &OTHER_RACK), Answer::Wait(_)));
+        world.pass(1);
+    }
+    assert_eq!(world.answer_within("a0", &["n0"]), Answer::Node("n0".into()));
+    for _ in 0..8 {
+        assert!(matches!(world.answer_within("a0", &OTHER_RACK), Answer::Wait(_)));
+        world.pass(1);
+    }
+    assert_eq!(world.arrive("a0", "n0"), Arrival::Wait);
+}
+
+/// Cycles come again and again, and no placement has the reserved node.
+#[test]
+fn node_that_no_cycle_offers_leads_to_another_plan() {
+    let mut world = native_group(2);
+    for _ in 0..2 {
+        play_cycle(&mut world, 2, 12, None);
+        assert_eq!(world.reserved(), ["a-g0", "a-g1"]);
+        world.pass(6);
+    }
+    play_cycle(&mut world, 2, 12, None);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    assert_eq!(world.next().unwrap().without, ["n0".into()]);
 }
