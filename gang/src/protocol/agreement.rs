@@ -73,6 +73,10 @@ pub(super) struct Agreement {
     declares: Option<Arc<OwnerFacts>>,
     /// What the owner that creates the pods states.
     creates: Option<Arc<OwnerFacts>>,
+    /// How members may be evicted for others: together if any group of its tree states that.
+    disruption: Option<Disruption>,
+    /// The owner that declares the size, or a group of its tree, forbids to preempt.
+    never_preempts: bool,
     /// Members' declarations have changed since the terms were resolved.
     redeclared: bool,
     /// The owner, the object or a limit has changed since then.
@@ -99,6 +103,8 @@ impl Agreement {
             suspended: None,
             declares: None,
             creates: None,
+            disruption: None,
+            never_preempts: false,
             redeclared: false,
             stale: true,
         }
@@ -166,6 +172,16 @@ impl Agreement {
     /// The owner that declares the size, and what it states, if it was read and exists.
     pub(super) fn declaring_owner(&self) -> Option<(&OwnerRef, &Arc<OwnerFacts>)> {
         self.owner.as_ref().zip(self.declares.as_ref())
+    }
+
+    /// How members may be evicted for others, where an owner states that.
+    pub(super) fn disruption(&self) -> Option<Disruption> {
+        self.disruption
+    }
+
+    /// Whether its owners forbid to preempt for it.
+    pub(super) fn never_preempts(&self) -> bool {
+        self.never_preempts
     }
 
     /// An owner that has ended or is gone: lost members are not recreated.
@@ -312,6 +328,15 @@ impl Agreement {
         self.creates = self.creator().and_then(&find).and_then(Owner::facts).cloned();
         let owner = self.owner.as_ref().and_then(&find);
         self.declares = owner.and_then(Owner::facts).cloned();
+        let of_groups = self.groups.iter().filter_map(|group| find(group)?.facts());
+        let declared: Vec<&Arc<OwnerFacts>> = self.declares.iter().chain(of_groups).collect();
+        self.never_preempts = declared.iter().any(|facts| facts.never_preempts);
+        let is_whole = declared.iter().any(|facts| facts.disruption == Some(Disruption::All));
+        self.disruption = match &self.declares {
+            _ if is_whole => Some(Disruption::All),
+            Some(facts) => facts.disruption,
+            None => None,
+        };
         if self.declared.is_empty() {
             return None;
         }
@@ -381,9 +406,6 @@ impl Agreement {
                 let facts = facts_of(group)?;
                 below.push(min_of(group, facts));
                 faults.extend(facts.faults.iter().cloned());
-                if facts.disruption == Some(Disruption::All) {
-                    all.disruption = facts.disruption;
-                }
                 let has_level = facts.options.level.is_some() || !facts.levels.is_empty();
                 if has_level && (&facts.options.level, &facts.levels) != (&all.options.level, &all.levels) {
                     let words = format!(

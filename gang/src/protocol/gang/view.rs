@@ -117,7 +117,7 @@ impl<'a> View<'a> {
 
     /// Whether it may preempt: all its members allow that, with and without devices, and so does its owner.
     pub fn may_preempt(&self) -> bool {
-        if self.gang.agreement.declaring_owner().is_some_and(|(_, facts)| facts.never_preempts) {
+        if self.gang.agreement.never_preempts() {
             return false;
         }
         let mut members = self.gang.members().iter();
@@ -229,7 +229,7 @@ impl<'a> View<'a> {
 
     /// How its members may be evicted for others, where its owner states that.
     fn disruption(&self) -> Option<Disruption> {
-        self.gang.agreement.declaring_owner().and_then(|(_, facts)| facts.disruption)
+        self.gang.agreement.disruption()
     }
 
     /// Whether members may be evicted while others stay: those beyond the minimum, or any where the owner allows that.

@@ -326,11 +326,35 @@ fn what_groups_ask_for_holds_for_the_tree() {
     };
     let mut world = of(Some("node"), None);
     assert_eq!(world.next().unwrap().terms.level, level("node"));
+    let view = world.gangs.view(&key(TREE)).unwrap();
+    assert!(!view.may_preempt(), "preemptionPolicy of the root");
+    assert!(!view.may_lose_members(), "disruptionMode of PodGroup a");
+    assert_eq!(view.surplus_members(), 0);
     assert!(of(Some("node"), Some("node")).next().is_some());
     let mut world = of(None, Some("node"));
     assert_eq!((world.reason(TREE), world.next()), (Reason::Invalid, None));
     let message = world.text(TREE);
     assert!(message.contains("of PodGroup a: a group below the root"), "{message}");
+}
+
+/// Kubernetes 1.37 has the mode at PodGroups only, and the policy at both kinds.
+#[test]
+fn tree_is_evicted_and_preempts_as_its_strictest_group() {
+    let of = |change: fn(&mut OwnerFacts)| {
+        let mut world = tree(2, &[("a", 2), ("b", 2)]);
+        let wanted = world.next().unwrap();
+        bind(&mut world, &wanted);
+        let mut group = facts(2, Some("tree"));
+        change(&mut group);
+        says(&mut world, OwnerKind::PodGroup, "b", group);
+        let view = world.gangs.view(&key(TREE)).unwrap();
+        (view.may_lose_members(), view.surplus_members(), view.surplus_of("a"), view.may_preempt())
+    };
+    assert_eq!(of(|_| {}), (true, 4, 2, true));
+    let (may_lose, surplus, _, _) = of(|group| group.disruption = Some(Disruption::All));
+    assert_eq!((may_lose, surplus), (false, 0), "no group is evicted in part");
+    let (.., may_preempt) = of(|group| group.never_preempts = true);
+    assert!(!may_preempt);
 }
 
 #[test]
