@@ -191,6 +191,14 @@ impl OwnerKind {
         )
     }
 
+    /// The versions of its API that are read, for messages: an object that is served in another one cannot be read.
+    pub fn versions(self) -> String {
+        let versions = crate::integrations::api(self).versions;
+        let group = versions.first().map_or("", |(group, _)| *group);
+        let versions: Vec<&str> = versions.iter().map(|(_, version)| *version).collect();
+        format!("it is read as {group}/{}", versions.join(", "))
+    }
+
     /// Its name in a status: `JobSet`, or with the API group where another kind has the same name, `Job.batch.volcano.sh`.
     pub fn as_shown(self) -> &'static str {
         match self {

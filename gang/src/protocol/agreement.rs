@@ -541,6 +541,9 @@ fn unread(group: &OwnerRef) -> Resolution {
 }
 
 fn missing(group: &OwnerRef) -> Resolution {
-    let why = format!("{group}, which says what is needed together, does not exist or may not be read");
+    let why = format!(
+        "{group}, which says what is needed together, does not exist or may not be read ({})",
+        group.kind.versions()
+    );
     Resolution::Unknown(why.into())
 }

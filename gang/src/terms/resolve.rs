@@ -303,7 +303,11 @@ impl Declared {
         match (self.owner(), owner) {
             (Some(name), OwnerState::Unread) => format!("{name} was not read yet").into(),
             (Some(name), OwnerState::Missing) => {
-                format!("{name}, which says how many members are needed, does not exist or may not be read").into()
+                format!(
+                    "{name}, which says how many members are needed, does not exist or may not be read ({})",
+                    name.kind.versions()
+                )
+                .into()
             }
             (Some(name), _) if facts.total.is_none() => {
                 format!("{name} does not say yet how many members are needed").into()

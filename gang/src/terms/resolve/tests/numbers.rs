@@ -13,7 +13,7 @@ fn what_is_missing_is_waited_for_in_words_that_stay() {
     assert_eq!(not_yet(std::slice::from_ref(&unsaid), OwnerState::Unread), "JobSet train was not read yet");
     assert_eq!(
         not_yet(std::slice::from_ref(&unsaid), OwnerState::Missing),
-        "JobSet train, which says how many members are needed, does not exist or may not be read"
+        "JobSet train, which says how many members are needed, does not exist or may not be read (it is read as jobset.x-k8s.io/v1, v1alpha2)"
     );
     let empty = OwnerFacts::default();
     assert_eq!(
