@@ -169,6 +169,20 @@ impl Levels {
         Ok(levels)
     }
 
+    /// What the operator writes to make a level of a node label: the smallest preset that has it, or `name=label`. `None` for what can be no
+    /// label with a domain.
+    pub fn item_for(label: &str) -> Option<String> {
+        let has = |levels: &[(&str, &str)]| levels.iter().any(|(_, of)| *of == label);
+        let presets = PRESETS.iter().filter(|(_, levels)| has(levels));
+        if let Some((preset, _)) = presets.min_by_key(|(_, levels)| levels.len()) {
+            return Some((*preset).to_owned());
+        }
+        let (_, name) = label.split_once('/').filter(|_| is_label(label))?;
+        let name = name.to_ascii_lowercase().replace(['.', '_'], "-");
+        let item = format!("{name}={label}");
+        Some(if Self::parse(&item).is_ok() { item } else { format!("level={label}") })
+    }
+
     /// The domains of a node for people, such as `zone a / rack r1`; empty without levels. `value` reads a label.
     pub fn path_of<'a>(&self, value: impl Fn(&str) -> Option<&'a str>) -> String {
         let parts = self.0.iter().map(|level| {

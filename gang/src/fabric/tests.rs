@@ -301,3 +301,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn item_for_a_label_is_what_the_option_takes() {
+    for (label, item) in [
+        ("topology.kubernetes.io/zone", Some("zone")),
+        ("topology.kubernetes.io/rack", Some("zone-rack")),
+        ("nvidia.com/gpu.clique", Some("nvlink")),
+        ("example.com/Rack_row.a", Some("rack-row-a=example.com/Rack_row.a")),
+        ("example.com/node", Some("level=example.com/node")),
+        ("rack", None),
+        ("example.com/", None),
+    ] {
+        assert_eq!(Levels::item_for(label).as_deref(), item);
+        if let Some(item) = item {
+            assert!(levels(item).find(label).is_ok(), "{item}");
+        }
+    }
+}

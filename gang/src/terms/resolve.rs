@@ -668,13 +668,23 @@ fn narrowest(required: &[Arc<str>], levels: &Levels) -> Option<TopologyRequest> 
     Some(TopologyRequest { level: Arc::clone(level), required: true })
 }
 
+/// Longest item of `--fabric` that a message has, in bytes.
+const LONGEST_ITEM: usize = 80;
+
 fn unknown(name: &str, levels: &Levels) -> String {
+    let adds =
+        |item: String| format!("; the operator adds it with the item {item} (docs/gangs-placement.md)");
+    let item = Levels::item_for(name).filter(|item| item.len() <= LONGEST_ITEM);
+    let adds = item.map_or_else(String::new, adds);
     if levels.0.is_empty() {
-        return format!("{} is not among the levels given with --fabric; there is {NODE} alone", shown(name));
+        return format!(
+            "{} is not among the levels given with --fabric; there is {NODE} alone{adds}",
+            shown(name)
+        );
     }
     let names = levels.0.iter().map(|level| &*level.name);
     let names: Vec<&str> = names.chain([NODE]).collect();
-    let meant = nearest(name, &names).map_or_else(String::new, |level| format!("; did you mean `{level}`?"));
+    let meant = nearest(name, &names).map_or(adds, |level| format!("; did you mean `{level}`?"));
     format!(
         "{} is not among the levels given with --fabric; there are {}{meant}",
         shown(name),

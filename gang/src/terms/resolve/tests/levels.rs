@@ -98,6 +98,10 @@ fn the_node_is_a_level_of_every_fabric_whoever_names_it() {
         unknown("rack", &none),
         "\"rack\" is not among the levels given with --fabric; there is node alone"
     );
+    assert_eq!(
+        unknown("topology.kubernetes.io/zone", &none),
+        "\"topology.kubernetes.io/zone\" is not among the levels given with --fabric; there is node alone; the operator adds it with the item zone (docs/gangs-placement.md)"
+    );
     let sliced = GangOptions { level: level("node", true), slice: Some(2), ..GangOptions::default() };
     assert_eq!(
         faults(&[wishing(4, sliced)], OwnerState::NotNeeded, None),
