@@ -134,7 +134,7 @@ reasons! {
     NvmlClosed => "the plugin keeps NVML closed, so that a GPU of the node can be reset",
     RemediationMatched => "a rule of remediation matches a GPU, and only reports it",
     RemediationApplied => "a rule of remediation acted on a GPU or its node",
-    RemediationHeldBack => "a limit, a disruption budget or a pod holds back what a rule of remediation would do",
+    RemediationHeldBack => "a limit, a disruption budget, a pod or another program's mark holds back what a rule of remediation would do",
     RemediationFailed => "what a rule of remediation does failed; it is tried again",
     RemediationWithdrawn => "the fault, the rule or the cordon is gone, and what the rule did has ended",
     RemediationReset => "a rule of remediation had a GPU reset, and the GPU is healthy",

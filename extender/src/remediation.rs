@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use crate::event;
 use crate::eviction::{self, Evicted, Group};
 use crate::gpu_node::{self, Changes};
-use crate::index::{Occupants, Store};
+use crate::index::{Index, Occupants, Store};
 use crate::metrics::{Metrics, RemediationStep};
 use decide::{Limit, Step, What, drains};
 use health::NodeHealth;
@@ -165,6 +165,11 @@ impl Remediator {
                 && node.record != *record
             {
                 Arc::make_mut(node).record = record.clone();
+            }
+        }
+        for (name, mark) in self.store.read(Index::marks) {
+            if let Some(node) = nodes.get_mut(&name) {
+                Arc::make_mut(node).mark = Some(mark);
             }
         }
         let rules = Arc::clone(self.remediation.file.rules());
@@ -325,13 +330,13 @@ impl Remediator {
 
     /// Reports a step that is done.
     async fn report(&mut self, step: &Step) {
-        match step.what {
+        match &step.what {
             What::Count => {}
             What::Act(RemediationAction::Event) => {
                 self.count(&step.rule, RemediationAction::Event.as_str(), "done");
                 self.record(step, Reason::RemediationMatched, true, "reported").await;
             }
-            What::Act(action) => {
+            &What::Act(action) => {
                 self.count(&step.rule, action.as_str(), "done");
                 self.record(step, Reason::RemediationApplied, true, &did(action)).await;
             }
@@ -392,6 +397,10 @@ impl Remediator {
         let Some(gpu) = self.drained_gpu(node, entry) else {
             return self.withdraw_drain(name, entry).await;
         };
+        if node.mark.is_some() {
+            self.hold_for_mark(name, node, entry).await;
+            return Ok(());
+        }
         let Some(found) = Api::<GpuNode>::all(self.client.clone()).get_opt(name.as_str()).await? else {
             return Ok(());
         };
@@ -444,6 +453,14 @@ impl Remediator {
         if self.reported.insert(format!("{name} {} {} {text}", entry.gpu, entry.rule)) {
             self.count(&entry.rule, action_of(entry).as_str(), "held_back");
             self.note(name, entry, Reason::RemediationHeldBack, text).await;
+        }
+    }
+
+    /// Reports that a drain or a reset waits until no other program marks the node.
+    async fn hold_for_mark(&mut self, name: &NodeName, node: &NodeHealth, entry: &Entry) {
+        if let Some(mark) = &node.mark {
+            let text = format!("{} is held back: {mark}", action_of(entry).as_str());
+            self.hold(name, entry, &text).await;
         }
     }
 

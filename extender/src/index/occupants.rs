@@ -53,6 +53,13 @@ impl Index {
         all
     }
 
+    /// What other programs do with nodes, by their marks.
+    pub(crate) fn marks(&self) -> BTreeMap<NodeName, Arc<str>> {
+        let marked =
+            self.nodes.iter().filter_map(|(_, node)| Some((node.name().clone(), node.mark()?.clone())));
+        marked.collect()
+    }
+
     /// The pods that hold devices of a GPU, by the ledger. A member of a gang stands for all bound members.
     pub fn occupants(&self, node: &str, gpu: usize) -> Vec<Occupants> {
         let Some(entry) = self.nodes.by_name(node) else {

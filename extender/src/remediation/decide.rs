@@ -7,7 +7,9 @@
 //! 3. Withheld are cordoned GPUs, whoever cordoned them, and all GPUs of a node that a rule has tainted or requested to
 //!    reboot. A rule makes none more of them than the limits allow.
 //! 4. What a rule set on a Node is taken back when none of its faults is left.
-//! 5. A reset goes on until it has helped, or [`MAX_RESETS`] of the GPU were begun within a day; until then its rule acts on
+//! 5. On a node that another program marks, no rule does more than report: the action is held back until the mark is gone. A
+//!    fault that begins and ends meanwhile counts for no rate, because that program may be its cause.
+//! 6. A reset goes on until it has helped, or [`MAX_RESETS`] of the GPU were begun within a day; until then its rule acts on
 //!    no further fault of the GPU. A reset after a failed one is an action that the limits must admit.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -68,7 +70,7 @@ pub(super) enum What {
 }
 
 /// A limit, with how much of it is used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Limit {
     Nodes {
         used: usize,
@@ -84,16 +86,19 @@ pub(super) enum Limit {
     },
     /// The extender may not create the Jobs that reset GPUs.
     ResetRight,
+    /// Another program marks the node: what it does.
+    Marked(Arc<str>),
 }
 
 impl Limit {
     /// Which limit it is, whatever is used of it.
-    pub(super) const fn key(self) -> &'static str {
+    pub(super) const fn key(&self) -> &'static str {
         match self {
             Self::Nodes { .. } => "nodes",
             Self::Gpus { .. } => "gpus",
             Self::Actions { .. } => "actions",
             Self::ResetRight => "right",
+            Self::Marked(_) => "mark",
         }
     }
 }
@@ -111,6 +116,7 @@ impl fmt::Display for Limit {
             Self::ResetRight => {
                 f.write_str("the extender lacks the rights of remediation-reset.yaml; nothing was done")
             }
+            Self::Marked(mark) => f.write_str(mark),
         }
     }
 }
@@ -190,15 +196,17 @@ fn step(
     let seen: Vec<i64> = seen.into_iter().collect();
     let (is_due, is_known) = (seen.len() >= rule.count, *before == seen);
     entry.actions.retain(|at| now - at < HOUR);
-    let what = match rule.action {
-        _ if !is_due && is_known => return None,
+    let mark = node.mark.as_ref().filter(|_| rule.action != RemediationAction::Event);
+    let what = match (rule.action, mark) {
+        (_, mark) if !is_due && (is_known || mark.is_some()) => return None,
         _ if !is_due => What::Count,
-        action if rule.dry_run => What::DryRun(action),
-        RemediationAction::Event => What::Act(RemediationAction::Event),
-        action if entry.actions.len() >= MAX_ACTIONS => {
+        (action, Some(mark)) => What::HoldBack(action, Limit::Marked(Arc::clone(mark))),
+        (action, None) if rule.dry_run => What::DryRun(action),
+        (RemediationAction::Event, None) => What::Act(RemediationAction::Event),
+        (action, None) if entry.actions.len() >= MAX_ACTIONS => {
             What::HoldBack(action, Limit::Actions { used: entry.actions.len(), most: MAX_ACTIONS })
         }
-        action => match use_now.admit(name, node, gpu, action) {
+        (action, None) => match use_now.admit(name, node, gpu, action) {
             Ok(()) => {
                 entry.actions.push(now);
                 What::Act(action)
@@ -206,8 +214,8 @@ fn step(
             Err(limit) => What::HoldBack(action, limit),
         },
     };
-    match what {
-        What::Act(action) => {
+    match &what {
+        &What::Act(action) => {
             let active = marks_node(action) || drains(action);
             entry.acted = Some(Acted { action, at: now, onset, active, reset: None });
         }
@@ -336,6 +344,9 @@ impl Use {
         action: RemediationAction,
     ) -> Result<(), Limit> {
         use RemediationAction::{Condition, Cordon, Drain, Event, Reboot, Reset, Taint};
+        if let Some(mark) = &node.mark {
+            return Err(Limit::Marked(Arc::clone(mark)));
+        }
         if action == Reset && !self.may_reset {
             return Err(Limit::ResetRight);
         }

@@ -1,5 +1,7 @@
 //! What GpuNodes report of the health of GPUs, as the rules of remediation read it.
 
+use std::sync::Arc;
+
 use gantry_api::{Cordons, names};
 use gantry_topology::GpuUuid;
 use jiff::Timestamp;
@@ -16,6 +18,8 @@ pub(crate) struct NodeHealth {
     pub(crate) gpus: Vec<GpuHealth>,
     /// What rules have counted and done here.
     pub(crate) record: Record,
+    /// What another program does with the node ([`crate::index::mark`]). It is a mark of the Node, not of the GpuNode.
+    pub(crate) mark: Option<Arc<str>>,
 }
 
 /// The health of one GPU.
@@ -98,7 +102,8 @@ impl NodeHealth {
             let (cordoned, problems) = (cordons.get(&uuid).is_some(), problems_of(&uuid));
             Some(GpuHealth { index: gpu.index, uuid, cordoned, problems })
         });
-        Some(Self { gpus: gpus.collect(), record: record.map(|text| Record::read(text)).unwrap_or_default() })
+        let record = record.map(|text| Record::read(text)).unwrap_or_default();
+        Some(Self { gpus: gpus.collect(), record, mark: None })
     }
 }
 

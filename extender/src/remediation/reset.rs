@@ -31,17 +31,21 @@ pub(super) enum Follow {
     Wait,
     /// It was not begun, and is not needed any more.
     Withdraw,
+    /// Its Job is to be created once no other program marks the node.
+    HoldBack,
     Ended(Result, String),
 }
 
 /// What becomes of a reset. A Job that runs is never interrupted. `is_wanted`: the rule and the cordon are there.
-pub(super) fn follow(reset: &Reset, job: Progress, is_wanted: bool, now: i64) -> Follow {
+/// `is_marked`: another program marks the node.
+pub(super) fn follow(reset: &Reset, job: Progress, (is_wanted, is_marked): (bool, bool), now: i64) -> Follow {
     match (job, reset.created) {
         (Progress::Ended(result, text), _) => Follow::Ended(result, text),
         (Progress::Runs, true) => Follow::Wait,
         (Progress::Runs, false) => Follow::Created,
         (Progress::Absent, true) => Follow::Ended(Result::Deleted, "its Job was deleted".to_owned()),
         (Progress::Absent, false) if !is_wanted => Follow::Withdraw,
+        (Progress::Absent, false) if is_marked => Follow::HoldBack,
         (Progress::Absent, false) if now.saturating_sub(reset.at) > CREATION_LIMIT => {
             Follow::Ended(Result::NotCreated, "its Job could not be created".to_owned())
         }
@@ -64,6 +68,8 @@ pub(super) struct Drained {
     pub(super) is_node_busy: bool,
     /// GPUs that the driver resets together are not drained.
     pub(super) is_group_in_use: bool,
+    /// Another program marks the node.
+    pub(super) is_marked: bool,
 }
 
 /// What is to be done with a GPU that is to be reset.
@@ -73,6 +79,7 @@ pub(super) enum Begin {
     Evict,
     GiveUp,
     Wait,
+    /// The node is marked, or GPUs that are reset together are in use.
     HoldBack,
     Reset,
 }
@@ -81,6 +88,7 @@ pub(super) enum Begin {
 pub(super) fn begin(seen: &Drained) -> Begin {
     match seen {
         Drained { is_wanted: false, .. } => Begin::Withdraw,
+        Drained { is_marked: true, .. } => Begin::HoldBack,
         Drained { is_held: true, .. } => Begin::Evict,
         Drained { resets: MAX_RESETS.., .. } => Begin::GiveUp,
         Drained { is_pausing: true, .. } | Drained { is_node_busy: true, .. } => Begin::Wait,
@@ -127,11 +135,16 @@ impl Remediator {
         let purpose = Purpose { node: name, gpu: &entry.gpu, rule: &entry.rule, at: reset.at };
         let job = self.jobs.progress(&purpose).await?;
         let is_wanted = self.drained_gpu(node, entry).is_some();
-        match follow(reset, job, is_wanted, Timestamp::now().as_second()) {
+        let decided = (is_wanted, node.mark.is_some());
+        match follow(reset, job, decided, Timestamp::now().as_second()) {
             Follow::Wait => Ok(()),
             Follow::Create => self.create_job(name, entry, &purpose).await,
             Follow::Created => self.record_job(name, entry, &purpose).await,
             Follow::Withdraw => self.withdraw_drain(name, entry).await,
+            Follow::HoldBack => {
+                self.hold_for_mark(name, node, entry).await;
+                Ok(())
+            }
             Follow::Ended(result, text) => self.end_reset(name, entry, (result, &text)).await,
         }
     }
@@ -159,10 +172,15 @@ impl Remediator {
                 || own == Some(Obstacle::NotCordoned),
             is_node_busy: record.iter().any(|other| other.reset_in_flight().is_some()),
             is_group_in_use: in_use.is_some(),
+            is_marked: node.mark.is_some(),
         };
         match begin(&seen) {
             Begin::Withdraw | Begin::Wait => Ok(()),
             Begin::Evict => self.evict_holders(name, entry, (&known, &reported)).await,
+            Begin::HoldBack if seen.is_marked => {
+                self.hold_for_mark(name, node, entry).await;
+                Ok(())
+            }
             Begin::HoldBack => {
                 self.hold(name, entry, &in_use.unwrap_or_default()).await;
                 Ok(())

@@ -21,6 +21,7 @@ fn cluster(nodes: usize, gpus: usize) -> Nodes {
     let node = |node| NodeHealth {
         gpus: (0..gpus).map(|index| gpu(node, index)).collect(),
         record: Record::default(),
+        mark: None,
     };
     (0..nodes).map(|at| (NodeName::from(format!("n{at}").as_str()), Arc::new(node(at)))).collect()
 }
@@ -140,7 +141,7 @@ fn limit_that_holds_back_is_named() {
     (0..3).for_each(|node| fail(&mut nodes, node, 0, 79, 50));
     let held = |limits, action| {
         let steps = decide(&rules(limits, vec![rule(action)]), &nodes, true, 60);
-        let held = steps.iter().filter_map(|step| match step.what {
+        let held = steps.iter().filter_map(|step| match &step.what {
             What::HoldBack(_, limit) => Some(limit.to_string()),
             _ => None,
         });
@@ -233,6 +234,48 @@ fn reset_without_the_right_does_nothing() {
     assert_eq!(run(&all, &mut nodes, 60), [What::Act(Reset)], "the manifest was applied");
 }
 
+/// A driver upgrade by NVIDIA's operator takes NVML away: that is no fault to act on, and a reset would race the upgrade.
+#[test]
+fn action_waits_while_another_program_marks_node() {
+    use RemediationAction::{Condition, Cordon, Drain, Event, Reboot, Reset, Taint};
+    let mark: Arc<str> = "the driver is upgraded (label nvidia.com/gpu-driver-upgrade-state)".into();
+    for action in [Cordon, Drain, Reset, Taint, Condition, Reboot] {
+        for dry_run in [false, true] {
+            let mut nodes = cluster(1, 1);
+            let all = rules(limits(9, 9, 9), vec![RemediationRule { dry_run, ..rule(action) }]);
+            fail(&mut nodes, 0, 0, 79, 50);
+            node_mut(&mut nodes, 0).mark = Some(Arc::clone(&mark));
+            let held = What::HoldBack(action, Limit::Marked(Arc::clone(&mark)));
+            assert_eq!(run(&all, &mut nodes, 60), [held]);
+            node_mut(&mut nodes, 0).mark = None;
+            let due = if dry_run { What::DryRun(action) } else { What::Act(action) };
+            assert_eq!(run(&all, &mut nodes, 70), [due], "the fault outlasts the upgrade");
+        }
+    }
+    let mut nodes = cluster(1, 1);
+    fail(&mut nodes, 0, 0, 79, 50);
+    node_mut(&mut nodes, 0).mark = Some(mark);
+    let report = rules(limits(9, 9, 9), vec![rule(Event)]);
+    assert_eq!(run(&report, &mut nodes, 60), [What::Act(Event)], "a report changes nothing");
+}
+
+/// Each upgrade of a driver would otherwise bring its nodes closer to a drain.
+#[test]
+fn fault_on_a_marked_node_counts_for_no_rate() {
+    use RemediationAction::Drain;
+    let mut nodes = cluster(1, 1);
+    let all = rules(limits(9, 9, 9), vec![RemediationRule { count: 2, ..rule(Drain) }]);
+    node_mut(&mut nodes, 0).mark = Some("NVSentinel repairs the node".into());
+    fail(&mut nodes, 0, 0, 79, 50);
+    assert_eq!(run(&all, &mut nodes, 60), []);
+    node_mut(&mut nodes, 0).gpus[0].problems.clear();
+    node_mut(&mut nodes, 0).mark = None;
+    fail(&mut nodes, 0, 0, 79, 70);
+    assert_eq!(run(&all, &mut nodes, 80), [What::Count]);
+    fail(&mut nodes, 0, 0, 79, 90);
+    assert_eq!(run(&all, &mut nodes, 90), [What::Act(Drain)]);
+}
+
 /// Something that happens between two decisions.
 #[derive(Debug, Clone)]
 enum Change {
@@ -242,6 +285,7 @@ enum Change {
     Recover(usize, usize),
     Cordon(usize, usize),
     Uncordon(usize, usize),
+    Mark(usize, bool),
     Wait(i64),
 }
 
@@ -254,6 +298,7 @@ fn change() -> impl Strategy<Value = Change> {
         1 => gpu().prop_map(|(node, gpu)| Change::Uncordon(node, gpu)),
         2 => gpu().prop_map(|(node, gpu)| Change::Begin(node, gpu)),
         2 => (gpu(), any::<bool>()).prop_map(|((node, gpu), helps)| Change::End(node, gpu, helps)),
+        1 => (0..4usize, any::<bool>()).prop_map(|(node, is_marked)| Change::Mark(node, is_marked)),
         2 => (1..2000i64).prop_map(Change::Wait),
     ]
 }
@@ -309,6 +354,9 @@ proptest! {
                 Change::Recover(node, gpu) => node_mut(&mut nodes, node).gpus[gpu].problems.clear(),
                 Change::Cordon(node, gpu) => node_mut(&mut nodes, node).gpus[gpu].cordoned = true,
                 Change::Uncordon(node, gpu) => node_mut(&mut nodes, node).gpus[gpu].cordoned = false,
+                Change::Mark(node, is_marked) => {
+                    node_mut(&mut nodes, node).mark = is_marked.then(|| "the driver is upgraded".into());
+                }
                 Change::Wait(seconds) => now += seconds,
                 Change::Begin(node, gpu) => {
                     let count = |nodes: &mut Nodes| node_mut(nodes, node).record.resets(&uuid(node, gpu), now);
@@ -331,6 +379,7 @@ proptest! {
                 };
                 let resets = matches!(step.what, What::Act(RemediationAction::Reset) | What::ResetAgain);
                 prop_assert!(may_reset || !resets, "{step:?}");
+                prop_assert!(!real || nodes[&step.node].mark.is_none(), "{step:?}");
                 // What is under way is neither begun again nor forgotten.
                 let known = nodes[&step.node].record.get(&step.rule, &step.gpu);
                 let in_flight = known.and_then(Entry::reset_in_flight);
