@@ -53,6 +53,9 @@ pub struct XidEvidence {
     pub count: u64,
     /// The last time.
     pub last: Time,
+    /// Class of the Xid by the plugin's settings; empty if it is not watched.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub judged: String,
 }
 
 /// Remapped memory rows.

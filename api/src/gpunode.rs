@@ -512,12 +512,14 @@ pub struct GpuClock {
 /// slowdowns of the hardware.
 pub const CLOCK_LIMITS: [&str; 5] = ["power-cap", "thermal", "hw-thermal", "hw-power-brake", "hw-slowdown"];
 
-/// Every cause of a problem of a GPU. Those that begin with `xid-` are the classes of [`GpuFault`]s.
-pub const PROBLEM_CAUSES: [&str; 18] = [
+/// Every cause of a problem of a GPU. Those that begin with `xid-` are the classes of [`GpuFault`]s; `xid-application` is
+/// the class of the Xids in the evidence that leave the GPU healthy.
+pub const PROBLEM_CAUSES: [&str; 19] = [
     "xid-fatal",
     "xid-resettable",
     "xid-link",
     "xid-mig-instance",
+    "xid-application",
     "ecc-uncorrected",
     "memory-repair-pending",
     "memory-repair-failed",

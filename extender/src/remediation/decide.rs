@@ -2,6 +2,8 @@
 //!
 //! 1. A rule is due for a GPU when as many faults that it matches began within its window as its rate says, one of them
 //!    is still there, and the newest began after the rule's last action on the GPU. So every fault is acted on once.
+//!    An Xid of an application is an event and leaves the GPU healthy. It is there as long as the window, at most an
+//!    [`HOUR`], and a rule acts on the events of a GPU once in an hour.
 //! 2. Rules act in the order of the file, nodes by name, GPUs by index. An action that a limit does not admit is held
 //!    back, and is due until it is taken or the fault ends.
 //! 3. Withheld are cordoned GPUs, whoever cordoned them, and all GPUs of a node that a rule has tainted or requested to
@@ -138,7 +140,7 @@ pub(super) fn decide(
         }
     }
     for (name, node) in nodes {
-        steps.extend(node.record.iter().filter_map(|entry| withdrawal(rules, (name, node), entry)));
+        steps.extend(node.record.iter().filter_map(|entry| withdrawal(rules, (name, node), entry, now)));
     }
     steps
 }
@@ -157,11 +159,18 @@ pub(super) fn drains(action: RemediationAction) -> bool {
     matches!(action, RemediationAction::Drain | RemediationAction::Reset)
 }
 
-fn matching<'g>(rule: &RemediationRule, gpu: &'g GpuHealth) -> Vec<&'g Problem> {
+/// The beginning of a rule's window.
+fn window_start(rule: &RemediationRule, now: i64) -> i64 {
+    now.saturating_sub(i64::try_from(rule.window.as_secs()).unwrap_or(i64::MAX))
+}
+
+fn matching<'g>(rule: &RemediationRule, gpu: &'g GpuHealth, now: i64) -> Vec<&'g Problem> {
+    let oldest_event = window_start(rule, now).max(now.saturating_sub(HOUR));
     let matches = |problem: &&Problem| {
         rule.causes.contains(&problem.cause) || problem.xid.is_some_and(|xid| rule.xids.contains(&xid))
     };
-    gpu.problems.iter().filter(matches).collect()
+    let is_there = |problem: &&Problem| !problem.is_event || problem.since > oldest_event;
+    gpu.problems.iter().filter(is_there).filter(matches).collect()
 }
 
 /// What a rule does about a GPU.
@@ -176,16 +185,18 @@ fn step(
     if let Some(entry) = known.filter(|entry| entry.is_resetting()) {
         return reset_again(rule, (name, node), gpu, entry, use_now, now);
     }
-    let problems = matching(rule, gpu);
-    let newest = problems.iter().max_by_key(|problem| problem.since)?;
-    let (fault, onset) = (newest.to_string(), newest.since);
+    let problems = matching(rule, gpu, now);
     let mut entry = known.cloned().unwrap_or_else(|| Entry::new(rule.name.clone(), gpu.uuid.clone()));
     let handled = entry.acted.as_ref().map(|acted| acted.onset);
     let handled = if rule.dry_run { handled.max(entry.dry_run.reported) } else { handled };
-    if handled.is_some_and(|handled| handled >= onset) {
-        return None;
-    }
-    let since = now.saturating_sub(i64::try_from(rule.window.as_secs()).unwrap_or(i64::MAX));
+    let is_new = |problem: &&&Problem| {
+        // A broken job raises the same Xid again and again.
+        let pause = if problem.is_event { HOUR } else { 1 };
+        handled.is_none_or(|handled| problem.since.saturating_sub(handled) >= pause)
+    };
+    let newest = problems.iter().filter(is_new).max_by_key(|problem| problem.since)?;
+    let (fault, onset) = (newest.to_string(), newest.since);
+    let since = window_start(rule, now);
     let before = if rule.dry_run { &entry.dry_run.seen } else { &entry.seen };
     let mut seen: BTreeSet<i64> = before.iter().copied().filter(|at| *at > since).collect();
     // A fault that lasts counts, however long ago it began.
@@ -281,11 +292,12 @@ fn withdrawal(
     rules: &RemediationRules,
     (name, node): (&NodeName, &NodeHealth),
     entry: &Entry,
+    now: i64,
 ) -> Option<Step> {
     let acted = entry.acted.as_ref().filter(|acted| acted.active && marks_node(acted.action))?;
     let rule = rules.rules.iter().find(|rule| rule.name == entry.rule && !rule.dry_run);
     let gpu = node.gpus.iter().find(|gpu| gpu.uuid == entry.gpu);
-    let lasts = rule.zip(gpu).is_some_and(|(rule, gpu)| !matching(rule, gpu).is_empty());
+    let lasts = rule.zip(gpu).is_some_and(|(rule, gpu)| !matching(rule, gpu, now).is_empty());
     if lasts {
         return None;
     }

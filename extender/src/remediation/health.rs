@@ -44,6 +44,8 @@ pub(crate) struct Problem {
     pub(crate) xid: Option<u64>,
     /// When it began, in Unix seconds.
     pub(crate) since: i64,
+    /// Whether it is an event that leaves the GPU healthy, and no state that lasts: an Xid of an application.
+    pub(crate) is_event: bool,
 }
 
 impl std::fmt::Display for Problem {
@@ -55,12 +57,33 @@ impl std::fmt::Display for Problem {
     }
 }
 
+/// The class of the Xids that leave a GPU healthy.
+const HARMLESS: &str = "application";
+
 #[derive(Default, Deserialize)]
 struct Status {
     #[serde(default)]
     faults: Vec<Reported>,
     #[serde(default)]
     problems: Vec<Reported>,
+    #[serde(default)]
+    evidence: Vec<Counted>,
+}
+
+/// The Xids of a GPU.
+#[derive(Deserialize)]
+struct Counted {
+    gpu: String,
+    #[serde(default)]
+    xids: Vec<CountedXid>,
+}
+
+#[derive(Deserialize)]
+struct CountedXid {
+    xid: u64,
+    last: Timestamp,
+    #[serde(default)]
+    judged: String,
 }
 
 /// A fault or another problem.
@@ -90,12 +113,21 @@ impl NodeHealth {
         let problems_of = |uuid: &GpuUuid| {
             let all = status.faults.iter().chain(&status.problems);
             let own = all.filter(|known| known.gpu == uuid.as_str());
-            own.map(|known| Problem {
+            let lasting = own.map(|known| Problem {
                 cause: if known.xid.is_some() { format!("xid-{}", known.class) } else { known.cause.clone() },
                 xid: known.xid,
                 since: known.since.as_second(),
-            })
-            .collect()
+                is_event: false,
+            });
+            let counted = status.evidence.iter().filter(|known| known.gpu == uuid.as_str());
+            let events = counted.flat_map(|known| &known.xids).filter(|known| known.judged == HARMLESS);
+            let events = events.map(|known| Problem {
+                cause: format!("xid-{HARMLESS}"),
+                xid: Some(known.xid),
+                since: known.last.as_second(),
+                is_event: true,
+            });
+            lasting.chain(events).collect()
         };
         let gpus = gpus.into_iter().filter_map(|gpu| {
             let uuid = gpu.uuid?;
@@ -135,14 +167,24 @@ mod tests {
             "status": {
                 "faults": [{"gpu": "GPU-a", "xid": 79, "class": "fatal", "reason": "", "since": "1970-01-01T00:00:07Z"}],
                 "problems": [{"gpu": "GPU-b", "cause": "nvlinks-down", "since": "1970-01-01T00:00:08Z"}],
+                "evidence": [{"gpu": "GPU-b", "since": "1970-01-01T00:00:01Z", "xids": [
+                    {"xid": 48, "count": 1, "last": "1970-01-01T00:00:05Z", "judged": "mig-instance"},
+                    {"xid": 94, "count": 3, "last": "1970-01-01T00:00:09Z", "judged": "application"},
+                    {"xid": 31, "count": 1, "last": "1970-01-01T00:00:09Z"},
+                ]}],
             },
         }))
         .unwrap();
         let health = NodeHealth::of(&node).unwrap();
         let [a, b] = &health.gpus[..] else { panic!("{health:?}") };
         assert_eq!((a.index, a.cordoned, b.index, b.cordoned), (0, false, 1, true));
-        assert_eq!(a.problems, [Problem { cause: "xid-fatal".to_owned(), xid: Some(79), since: 7 }]);
-        assert_eq!(b.problems, [Problem { cause: "nvlinks-down".to_owned(), xid: None, since: 8 }]);
+        let problem =
+            |cause: &str, xid, since, is_event| Problem { cause: cause.to_owned(), xid, since, is_event };
+        assert_eq!(a.problems, [problem("xid-fatal", Some(79), 7, false)]);
+        // Xids that are faults count as faults only, and those that are not watched not at all.
+        let expected =
+            [problem("nvlinks-down", None, 8, false), problem("xid-application", Some(94), 9, true)];
+        assert_eq!(b.problems, expected);
         assert_eq!(health.record.get("r", &a.uuid).unwrap().seen, [5]);
     }
 

@@ -442,7 +442,12 @@ fn lacks_new_field(error: &kube::Error) -> bool {
     let kube::Error::Api(answer) = error else {
         return false;
     };
-    NEW_FIELDS.iter().any(|field| answer.message.contains(&format!(".{field}: field not declared in schema")))
+    // Fields of evidence and of clocks.
+    let inner = ["judged", "powerPercent"];
+    NEW_FIELDS
+        .iter()
+        .chain(&inner)
+        .any(|field| answer.message.contains(&format!(".{field}: field not declared in schema")))
 }
 
 fn parameters() -> PatchParams {

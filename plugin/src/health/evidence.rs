@@ -8,6 +8,7 @@ use gantry_topology::{GpuUuid, Machine};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::Class;
 use crate::nvml::RemappedRows;
 
 /// The evidence of all GPUs.
@@ -20,15 +21,17 @@ pub struct EvidenceLog {
 }
 
 impl EvidenceLog {
-    /// Counts an Xid.
-    pub fn record_xid(&mut self, gpu: &GpuUuid, xid: u64, now: Timestamp) {
+    /// Counts an Xid, with its class by the operator's selection; `None` if it is not watched.
+    pub fn record_xid(&mut self, gpu: &GpuUuid, (xid, judged): (u64, Option<Class>), now: Timestamp) {
+        let judged = judged.map_or_else(String::new, |class| class.to_string());
         let xids = &mut self.entry(gpu, now).xids;
         if let Some(known) = xids.iter_mut().find(|known| known.xid == xid) {
             known.count = known.count.saturating_add(1);
             known.last = Time(now);
+            known.judged = judged;
             return;
         }
-        xids.push(XidEvidence { xid, count: 1, last: Time(now) });
+        xids.push(XidEvidence { xid, count: 1, last: Time(now), judged });
         limit(xids);
         self.is_urgent = true;
     }
@@ -167,15 +170,15 @@ mod tests {
     #[test]
     fn restart_continues_the_counts() {
         let mut before = EvidenceLog::default();
-        before.record_xid(&gpu("GPU-a"), 79, at(1));
-        before.record_xid(&gpu("GPU-a"), 48, at(2));
+        before.record_xid(&gpu("GPU-a"), (79, None), at(1));
+        before.record_xid(&gpu("GPU-a"), (48, None), at(2));
         before.record_rows(&gpu("GPU-a"), rows(1, false), at(2));
         before.record_reset(&gpu("GPU-a"), at(3));
-        before.record_xid(&gpu("GPU-b"), 13, at(3));
+        before.record_xid(&gpu("GPU-b"), (13, None), at(3));
         // The next run counts before the API server responds.
         let mut after = EvidenceLog::default();
         after.record_rows(&gpu("GPU-a"), rows(1, false), at(9));
-        after.record_xid(&gpu("GPU-a"), 79, at(10));
+        after.record_xid(&gpu("GPU-a"), (79, None), at(10));
         after.record_reset(&gpu("GPU-a"), at(11));
         after.adopt(before.entries(None));
         assert!(after.is_urgent());
@@ -191,10 +194,10 @@ mod tests {
     #[test]
     fn repeated_xid_is_not_urgent() {
         let mut log = EvidenceLog::default();
-        log.record_xid(&gpu("GPU-a"), 13, at(1));
+        log.record_xid(&gpu("GPU-a"), (13, None), at(1));
         assert!(log.is_urgent());
         log.entries(None);
-        log.record_xid(&gpu("GPU-a"), 13, at(2));
+        log.record_xid(&gpu("GPU-a"), (13, None), at(2));
         assert!(!log.is_urgent());
         log.record_rows(&gpu("GPU-a"), rows(1, true), at(3));
         assert!(log.is_urgent());
@@ -203,11 +206,21 @@ mod tests {
         assert!(entries[0].remapped_rows.as_ref().unwrap().failed);
     }
 
+    /// Rules of remediation count Xids that leave the GPU healthy, unless the operator's selection excludes them.
+    #[test]
+    fn xid_has_its_class_by_the_last_selection() {
+        let mut log = EvidenceLog::default();
+        log.record_xid(&gpu("GPU-a"), (94, Some(Class::Application)), at(1));
+        assert_eq!(log.entries(None)[0].xids[0].judged, "application");
+        log.record_xid(&gpu("GPU-a"), (94, None), at(2));
+        assert_eq!(log.entries(None)[0].xids[0].judged, "");
+    }
+
     #[test]
     fn latest_xids_and_present_gpus_are_kept() {
         let mut log = EvidenceLog::default();
         for xid in 1..=100 {
-            log.record_xid(&gpu("GPU-a"), xid, at(i64::try_from(xid).unwrap()));
+            log.record_xid(&gpu("GPU-a"), (xid, None), at(i64::try_from(xid).unwrap()));
         }
         let kept = xids(&log.entries(None)[0]);
         assert_eq!((kept.len(), kept[0].0, kept[31].0), (32, 69, 100));
@@ -223,7 +236,7 @@ mod tests {
             ..Default::default()
         });
         for other in 0..200 {
-            log.record_xid(&gpu(&format!("GPU-b{other}")), 79, at(1000 + other));
+            log.record_xid(&gpu(&format!("GPU-b{other}")), (79, None), at(1000 + other));
         }
         let kept = log.entries(Some(&machine.unwrap()));
         assert_eq!(kept.len(), GpuEvidence::MAX_GPUS);

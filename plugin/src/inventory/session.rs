@@ -461,7 +461,7 @@ impl<'nvml> Session<'nvml> {
             }
         };
         let count = state.xids.count(uuid, xid);
-        state.evidence.record_xid(uuid, xid, Timestamp::now());
+        state.evidence.record_xid(uuid, (xid, judged), Timestamp::now());
         let fault = |class| {
             let mig = state.gpu(uuid).and_then(|gpu| gpu.mig.as_ref());
             Fault {

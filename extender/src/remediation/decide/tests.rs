@@ -31,7 +31,7 @@ fn node_mut(nodes: &mut Nodes, node: usize) -> &mut NodeHealth {
 }
 
 fn fail(nodes: &mut Nodes, node: usize, gpu: usize, xid: u64, since: i64) {
-    let problem = Problem { cause: "xid-fatal".to_owned(), xid: Some(xid), since };
+    let problem = Problem { cause: "xid-fatal".to_owned(), xid: Some(xid), since, is_event: false };
     node_mut(nodes, node).gpus[gpu].problems.push(problem);
 }
 
@@ -234,6 +234,56 @@ fn reset_without_the_right_does_nothing() {
     assert_eq!(run(&all, &mut nodes, 60), [What::Act(Reset)], "the manifest was applied");
 }
 
+/// An Xid of an application, as the plugin publishes the last of it.
+fn raise(nodes: &mut Nodes, xid: u64, last: i64) {
+    let event = Problem { cause: "xid-application".to_owned(), xid: Some(xid), since: last, is_event: true };
+    node_mut(nodes, 0).gpus[0].problems = vec![event];
+}
+
+/// Contained memory errors end a process and leave the GPU healthy. Three of them within a quarter of an hour are no
+/// coincidence.
+#[test]
+fn application_xids_are_counted_by_rate() {
+    use RemediationAction::Cordon;
+    let mut nodes = cluster(1, 1);
+    let window = Duration::from_secs(900);
+    let one = RemediationRule { xids: [94].into(), count: 3, window, ..rule(Cordon) };
+    let all = rules(limits(9, 9, 9), vec![one]);
+    for (at, expected) in [
+        (1000, vec![What::Count]),
+        (1300, vec![What::Count]),
+        // The first is out of the window.
+        (1950, vec![What::Count]),
+        (2100, vec![What::Act(Cordon)]),
+        // Once in an hour.
+        (2200, vec![]),
+        (2100 + HOUR - 1, vec![]),
+    ] {
+        raise(&mut nodes, 94, at);
+        assert_eq!(run(&all, &mut nodes, at + 1), expected, "{at}");
+        assert_eq!(run(&all, &mut nodes, at + 2), [], "{at}: counted once");
+    }
+    raise(&mut nodes, 43, 9000);
+    assert_eq!(run(&all, &mut nodes, 9000), [], "another Xid");
+}
+
+/// A rule that is new does not act on what jobs did last week, and a mark of a node does not outlast the events.
+#[test]
+fn application_xid_is_present_for_an_hour() {
+    use RemediationAction::{Event, Taint};
+    let mut nodes = cluster(1, 1);
+    let all = |action| {
+        let one =
+            RemediationRule { xids: BTreeSet::new(), window: Duration::from_secs(1_000_000), ..rule(action) };
+        rules(limits(9, 9, 9), vec![RemediationRule { causes: ["xid-application".to_owned()].into(), ..one }])
+    };
+    raise(&mut nodes, 13, 50_000);
+    assert_eq!(run(&all(Event), &mut nodes, 50_000 + HOUR), []);
+    assert_eq!(run(&all(Taint), &mut nodes, 50_010), [What::Act(Taint)]);
+    assert_eq!(run(&all(Taint), &mut nodes, 49_999 + HOUR), []);
+    assert_eq!(run(&all(Taint), &mut nodes, 50_000 + HOUR), [What::Withdraw(Taint)]);
+}
+
 /// A driver upgrade by NVIDIA's operator takes NVML away: that is no fault to act on, and a reset would race the upgrade.
 #[test]
 fn action_waits_while_another_program_marks_node() {
@@ -286,6 +336,7 @@ enum Change {
     Cordon(usize, usize),
     Uncordon(usize, usize),
     Mark(usize, bool),
+    Raise(usize, usize, u64),
     Wait(i64),
 }
 
@@ -299,6 +350,7 @@ fn change() -> impl Strategy<Value = Change> {
         2 => gpu().prop_map(|(node, gpu)| Change::Begin(node, gpu)),
         2 => (gpu(), any::<bool>()).prop_map(|((node, gpu), helps)| Change::End(node, gpu, helps)),
         1 => (0..4usize, any::<bool>()).prop_map(|(node, is_marked)| Change::Mark(node, is_marked)),
+        2 => (gpu(), 78..81u64).prop_map(|((node, gpu), xid)| Change::Raise(node, gpu, xid)),
         2 => (1..2000i64).prop_map(Change::Wait),
     ]
 }
@@ -356,6 +408,12 @@ proptest! {
                 Change::Uncordon(node, gpu) => node_mut(&mut nodes, node).gpus[gpu].cordoned = false,
                 Change::Mark(node, is_marked) => {
                     node_mut(&mut nodes, node).mark = is_marked.then(|| "the driver is upgraded".into());
+                }
+                Change::Raise(node, gpu, xid) => {
+                    let problems = &mut node_mut(&mut nodes, node).gpus[gpu].problems;
+                    problems.retain(|known| !known.is_event || known.xid != Some(xid));
+                    let cause = "xid-application".to_owned();
+                    problems.push(Problem { cause, xid: Some(xid), since: now, is_event: true });
                 }
                 Change::Wait(seconds) => now += seconds,
                 Change::Begin(node, gpu) => {
