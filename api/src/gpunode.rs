@@ -502,6 +502,9 @@ pub struct GpuClock {
     pub gpu: String,
     /// Clock of the multiprocessors in percent of the highest one, in steps of 10.
     pub sm_percent: u8,
+    /// Power draw in percent of the enforced limit, in steps of 10, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_percent: Option<u8>,
     /// What held the clock down for most of the time: of [`CLOCK_LIMITS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5))]

@@ -94,6 +94,12 @@ struct Cause {
     reason: &'static str,
 }
 
+/// Label of what stands out of a slow member of a gang.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Sign {
+    sign: &'static str,
+}
+
 /// A step of a rule of remediation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RemediationStep {
@@ -278,6 +284,7 @@ pub struct Metrics {
     spares: Family<State, Gauge>,
     idle_devices: Family<Namespace, Gauge>,
     slow_members: Family<Namespace, Gauge>,
+    slow_member_signs: Family<Sign, Gauge>,
     kept_nodes: Gauge,
     idle_seconds: Family<Idle, Counter<f64, AtomicU64>>,
     waiting_seconds: Family<Namespace, Counter<f64, AtomicU64>>,
@@ -344,6 +351,7 @@ impl Metrics {
             spares: Family::default(),
             idle_devices: Family::default(),
             slow_members: Family::default(),
+            slow_member_signs: Family::default(),
             kept_nodes: Gauge::default(),
             idle_seconds: Family::default(),
             waiting_seconds: Family::default(),
@@ -483,7 +491,7 @@ impl Metrics {
             metrics.page_refreshes.clone(),
         );
         metrics.register_memory(&mut registry);
-        metrics.slow_members(&BTreeMap::new());
+        metrics.slow_members(&BTreeMap::new(), &BTreeMap::new());
         Self { registry, ..metrics }
     }
 
@@ -557,6 +565,11 @@ impl Metrics {
             self.slow_members.clone(),
         );
         registry.register(
+            "gang_slow_member_signs",
+            "The same by what stands out most: clock, throttle, power",
+            self.slow_member_signs.clone(),
+        );
+        registry.register(
             "gangs_awaiting_restart",
             "Gangs with reservations that are kept while their owners create all members again",
             self.awaiting_restart.clone(),
@@ -586,8 +599,16 @@ impl Metrics {
     }
 
     /// Records the members of gangs that are named as slow, by namespace.
-    pub fn slow_members(&self, members: &BTreeMap<Arc<str>, usize>) {
+    pub fn slow_members(
+        &self,
+        members: &BTreeMap<Arc<str>, usize>,
+        signs: &BTreeMap<&'static str, usize>,
+    ) {
         set_namespaces(&self.slow_members, members);
+        for sign in ["clock", "throttle", "power"] {
+            let count = signs.get(sign).copied().unwrap_or_default();
+            self.slow_member_signs.get_or_create(&Sign { sign }).set(signed(count as u64));
+        }
     }
 
     /// Records how many admission policies are missing.

@@ -1,4 +1,4 @@
-//! Slow members: names the member of a running gang with GPUs that run slower than those of the rest. All members of a
+//! Slow members: names the member of a running gang with GPUs whose clocks, power or throttling stand out from the rest. All members of a
 //! training job wait for the slowest. An Event on the pod and on the Gang, a condition of the Gang and a metric report it;
 //! nothing acts on it.
 //!
@@ -21,7 +21,7 @@ use crate::gang::events::Events;
 use crate::index::Store;
 use crate::metrics::Metrics;
 use crate::pod::PodFacts;
-use compare::{GpuSpeed, Slow};
+use compare::{GpuSpeed, Sign, Slow};
 
 pub(crate) use clocks::ClusterClocks;
 
@@ -46,9 +46,12 @@ type MemberKey = (Arc<GangKey>, PodUid);
 #[derive(Debug)]
 struct SlowMember {
     since: Instant,
-    /// Its pod and why it is slow, as it was named. Clocks that change a little do not change the text.
-    named: Option<Arc<str>>,
+    /// What stood out, and its pod and why it is slow, as it was named. Clocks that change a little do not change the text.
+    named: Option<Named>,
 }
+
+/// What stands out of a member, and its text.
+type Named = (Sign, Arc<str>);
 
 /// Members that are slow now.
 #[derive(Debug, Default)]
@@ -58,16 +61,16 @@ impl SlowSince {
     /// Records the members that are slow now, each with its text. Returns those that are to be named now.
     fn record(
         &mut self,
-        slow: &BTreeMap<MemberKey, Arc<str>>,
+        slow: &BTreeMap<MemberKey, Named>,
         now: Instant,
         after: Duration,
     ) -> BTreeSet<MemberKey> {
         self.0.retain(|key, _| slow.contains_key(key));
         let mut due = BTreeSet::new();
-        for (key, text) in slow {
+        for (key, named) in slow {
             let member = self.0.entry(key.clone()).or_insert(SlowMember { since: now, named: None });
             if member.named.is_none() && now.duration_since(member.since) >= after {
-                member.named = Some(Arc::clone(text));
+                member.named = Some(named.clone());
                 due.insert(key.clone());
             }
         }
@@ -78,7 +81,7 @@ impl SlowSince {
     fn of_gangs(&self) -> BTreeMap<Arc<GangKey>, Arc<str>> {
         let mut all: BTreeMap<Arc<GangKey>, Vec<Arc<str>>> = BTreeMap::new();
         for ((gang, _), member) in &self.0 {
-            let named = member.named.iter().cloned();
+            let named = member.named.iter().map(|(_, text)| Arc::clone(text));
             named.for_each(|text| all.entry(Arc::clone(gang)).or_default().push(text));
         }
         let text = |mut members: Vec<Arc<str>>| -> Arc<str> {
@@ -99,6 +102,15 @@ impl SlowSince {
         let mut counts = BTreeMap::new();
         for ((gang, _), _) in self.0.iter().filter(|(_, member)| member.named.is_some()) {
             *counts.entry(Arc::clone(&gang.namespace)).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Named members, by what stands out.
+    fn signs(&self) -> BTreeMap<&'static str, usize> {
+        let mut counts: BTreeMap<_, usize> = Sign::ALL.map(|sign| (sign.as_str(), 0)).into();
+        for (sign, _) in self.0.values().filter_map(|member| member.named.as_ref()) {
+            *counts.entry(sign.as_str()).or_default() += 1;
         }
         counts
     }
@@ -133,7 +145,7 @@ pub(crate) async fn run(
             }
         }
         let text = |(key, (pod, why)): (&MemberKey, &(&Arc<PodFacts>, Slow<'_>))| {
-            (key.clone(), Arc::from(format!("{}: {why}", pod.name)))
+            (key.clone(), (why.sign, Arc::from(format!("{}: {why}", pod.name))))
         };
         let due = known.record(&slow.iter().map(text).collect(), Instant::now(), settings.after);
         for key in due {
@@ -141,11 +153,11 @@ pub(crate) async fn run(
                 report(&events, &key.0, pod, slow_member);
             }
         }
-        metrics.slow_members(&known.named());
+        metrics.slow_members(&known.named(), &known.signs());
         publish(&store, &mut published, known.of_gangs());
     }
     // The next leader counts them.
-    metrics.slow_members(&BTreeMap::new());
+    metrics.slow_members(&BTreeMap::new(), &SlowSince::default().signs());
 }
 
 /// Writes changes into the conditions of gangs.

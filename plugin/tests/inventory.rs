@@ -92,7 +92,7 @@ impl Node {
     }
 }
 
-/// One GPU is slow without a known cause, another one is hot.
+/// One GPU is slow without a known cause, another one is hot, and one draws little power.
 #[tokio::test(flavor = "multi_thread")]
 async fn clocks_are_published_with_their_limits() {
     let sim = Sim::of("hgx-h100");
@@ -100,6 +100,7 @@ async fn clocks_are_published_with_their_limits() {
     node.ready().await;
     sim.installed.controller.update_gpu(3, |state| state.sm_clock = Some(990)).unwrap();
     sim.installed.controller.set_temperature(5, 90).unwrap();
+    sim.installed.controller.update_gpu(6, |state| state.utilization = Some(50)).unwrap();
     let hot = (5, 100, vec!["hw-thermal".to_owned(), "hw-slowdown".to_owned()]);
     let mut expected: Vec<(usize, u8, Vec<String>)> = [0, 1, 2, 4, 6, 7].map(|gpu| (gpu, 100, vec![])).into();
     expected.extend([(3, 50, vec![]), hot]);
@@ -110,7 +111,10 @@ async fn clocks_are_published_with_their_limits() {
             now.clocks.iter().map(|clock| (index(&clock.gpu), clock.sm_percent, clock.limits.clone()));
         let mut clocks: Vec<_> = clocks.collect();
         clocks.sort();
-        clocks == expected
+        // The simulated GPU draws a tenth of its limit at rest, and the whole of it at full load.
+        let powers = now.clocks.iter().map(|clock| (index(&clock.gpu), clock.power_percent));
+        let powers: BTreeMap<usize, Option<u8>> = powers.collect();
+        clocks == expected && powers.get(&6) == Some(&Some(60)) && powers.get(&0) == Some(&Some(10))
     };
     let mut diagnoses = node.nvml_thread.diagnoses().diagnosis();
     tokio::time::timeout(PATIENCE, diagnoses.wait_for(is_expected)).await.unwrap().unwrap();

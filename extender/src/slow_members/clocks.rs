@@ -15,6 +15,8 @@ pub(crate) struct Clock {
     pub(crate) model: String,
     /// In percent of the highest one.
     pub(crate) percent: u8,
+    /// Power draw in percent of the enforced limit, if the GPU has a meter.
+    pub(crate) power: Option<u8>,
     /// What holds it down.
     pub(crate) limits: Vec<String>,
 }
@@ -43,6 +45,7 @@ impl FromGpuNode for NodeClocks {
                 index: gpu.index.into(),
                 model: gpu.model.clone().unwrap_or_default(),
                 percent: clock.sm_percent,
+                power: clock.power_percent,
                 limits: clock.limits,
             })
         };
@@ -73,9 +76,14 @@ mod tests {
         };
         let all = ClusterClocks::default();
         let name = NodeName::from("n");
-        all.observe(&name, &node(json!([{"gpu": "GPU-b", "smPercent": 50, "limits": ["power-cap"]}, {"gpu": "GPU-x", "smPercent": 100}])));
-        let clock =
-            Clock { index: 1, model: "H100".to_owned(), percent: 50, limits: vec!["power-cap".to_owned()] };
+        all.observe(&name, &node(json!([{"gpu": "GPU-b", "smPercent": 50, "powerPercent": 90, "limits": ["power-cap"]}, {"gpu": "GPU-x", "smPercent": 100}])));
+        let clock = Clock {
+            index: 1,
+            model: "H100".to_owned(),
+            percent: 50,
+            power: Some(90),
+            limits: vec!["power-cap".to_owned()],
+        };
         assert_eq!(all.all()[&name].0, [clock]);
         all.observe(&name, &node(json!([])));
         assert!(all.all().is_empty());

@@ -1,11 +1,16 @@
-//! Which members of a gang are slow. A member is as fast as its slowest GPU, and is compared with the median of the GPUs of the
-//! same model that the other members hold. It is slow if its clock is
+//! Which members of a gang are slow. Each GPU of a member is compared with the medians of the GPUs of the same model that the
+//! other members hold. A member is slow if a GPU of it stands out:
 //!
-//! - [`FAR`] percent of the highest clock or more below that median, or
-//! - [`NEAR`] percent or more below it, and limited by something that less than half of those GPUs are limited by.
+//! - its clock is [`FAR`] percent of the highest clock or more below the median, or
+//! - its clock is [`NEAR`] percent or more below it, and its power is [`POWER_NEAR`] percent of the limit below the median, or
+//!   something limits the clock, or
+//! - its power is [`POWER_FAR`] percent of the limit or more below the median, or
+//! - the hardware slows it down, whatever the clock: a clock is a mean of a minute.
 //!
-//! So no member is slow if all are equally slow, and none if most of the others are as slow.
+//! A limit counts if less than half of those GPUs have it. So no member is slow if all are equally slow, and none if most of
+//! the others are as slow.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use gantry_api::NodeName;
@@ -17,6 +22,13 @@ use super::clocks::Clock;
 const FAR: u8 = 20;
 /// The same for a clock with a cause that stands out.
 const NEAR: u8 = 10;
+/// How far below the median a power draw must be without a low clock, in percent of the limit. Members with different work
+/// draw different power.
+const POWER_FAR: u8 = 40;
+/// The same for a power draw that explains a low clock.
+const POWER_NEAR: u8 = 20;
+/// The limits that are a slowdown by the hardware. Software reaches the others in normal use.
+const HARDWARE: [&str; 3] = ["hw-thermal", "hw-power-brake", "hw-slowdown"];
 
 /// A GPU of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,25 +39,54 @@ pub(crate) struct GpuSpeed {
     pub(crate) clock: Clock,
 }
 
+/// What stands out of a slow member. The worst first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Sign {
+    Clock,
+    Throttle,
+    Power,
+}
+
+impl Sign {
+    /// All of them.
+    pub(crate) const ALL: [Self; 3] = [Self::Clock, Self::Throttle, Self::Power];
+
+    /// The label's value.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Clock => "clock",
+            Self::Throttle => "throttle",
+            Self::Power => "power",
+        }
+    }
+}
+
 /// Why a member is slow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Slow<'g> {
-    /// Its slowest GPU.
+    /// The GPU that stands out most.
     pub(crate) gpu: &'g GpuSpeed,
-    /// The median of the other members' GPUs, in percent.
+    /// What stands out.
+    pub(crate) sign: Sign,
+    /// The median clock of the other members' GPUs, in percent.
     pub(crate) median: u8,
+    /// The power of the GPU and the median of the others, if the power stands out.
+    pub(crate) power: Option<(u8, u8)>,
     /// What limits the GPU and less than half of the others.
     pub(crate) limits: Vec<&'g str>,
 }
 
 impl fmt::Display for Slow<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gpu: GpuSpeed { node, clock }, median, limits } = self;
+        let Self { gpu: GpuSpeed { node, clock }, median, power, limits, .. } = self;
         write!(
             f,
             "GPU {} of {node} runs at {} % of its highest clock, the other members at {median} %",
             clock.index, clock.percent
         )?;
+        if let Some((own, others)) = power {
+            write!(f, "; it draws {own} % of its power limit, they {others} %")?;
+        }
         match limits[..] {
             [] => Ok(()),
             _ => write!(f, "; limited by {}", limits.join(", ")),
@@ -56,23 +97,71 @@ impl fmt::Display for Slow<'_> {
 /// For each member, by the GPUs that it holds, why it is slow.
 pub(crate) fn slow<'g>(members: &[&'g [GpuSpeed]]) -> Vec<Option<Slow<'g>>> {
     let judge = |(at, member): (usize, &&'g [GpuSpeed])| {
-        let gpu = member.iter().min_by_key(|gpu| gpu.clock.percent)?;
-        let others = members.iter().enumerate().filter(|(other, _)| *other != at);
-        let others = others.flat_map(|(_, gpus)| gpus.iter().map(|gpu| &gpu.clock));
-        let mut others: Vec<&Clock> = others.filter(|other| other.model == gpu.clock.model).collect();
-        others.sort_by_key(|other| other.percent);
-        // Of two medians the lower one: a member is named rather too seldom.
-        let median = others.get(others.len().checked_sub(1)? / 2)?.percent;
-        let limits = gpu.clock.limits.iter().map(String::as_str).filter(|limit| {
-            let limited = others.iter().filter(|other| other.limits.iter().any(|known| known == limit));
-            limited.count() * 2 < others.len()
+        let models: BTreeSet<&str> = member.iter().map(|gpu| &*gpu.clock.model).collect();
+        let of_models = models.into_iter().filter_map(|model| {
+            let others = members.iter().enumerate().filter(|(other, _)| *other != at);
+            let others = others.flat_map(|(_, gpus)| gpus.iter().map(|gpu| &gpu.clock));
+            let others = Others::of(others.filter(|other| other.model == model).collect())?;
+            let own = member.iter().filter(|gpu| gpu.clock.model == model);
+            let slow: Vec<Slow<'g>> = own.filter_map(|gpu| others.judge(gpu)).collect();
+            slow.into_iter().min_by_key(Slow::rank)
         });
-        let limits: Vec<&str> = limits.collect();
-        let least = if limits.is_empty() { FAR } else { NEAR };
-        let is_slow = median >= gpu.clock.percent.saturating_add(least);
-        is_slow.then_some(Slow { gpu, median, limits })
+        of_models.min_by_key(Slow::rank)
     };
     members.iter().enumerate().map(judge).collect()
+}
+
+impl Slow<'_> {
+    /// Smaller for a GPU that stands out more.
+    fn rank(&self) -> (Sign, u8, u8) {
+        (self.sign, self.gpu.clock.percent, self.power.map_or(u8::MAX, |(own, _)| own))
+    }
+}
+
+/// The GPUs of one model that the other members hold.
+struct Others<'g> {
+    clocks: Vec<&'g Clock>,
+    median: u8,
+    /// The median of those with a meter.
+    power: Option<u8>,
+}
+
+impl<'g> Others<'g> {
+    /// `None` without a GPU.
+    fn of(clocks: Vec<&'g Clock>) -> Option<Self> {
+        let power = median(clocks.iter().filter_map(|clock| clock.power).collect());
+        let median = median(clocks.iter().map(|clock| clock.percent).collect())?;
+        Some(Self { clocks, median, power })
+    }
+
+    /// Why a GPU is slow; `None` if it does not stand out.
+    fn judge<'m>(&self, gpu: &'m GpuSpeed) -> Option<Slow<'m>> {
+        let limits = gpu.clock.limits.iter().map(String::as_str).filter(|limit| {
+            let limited = self.clocks.iter().filter(|other| other.limits.iter().any(|known| known == limit));
+            limited.count() * 2 < self.clocks.len()
+        });
+        let limits: Vec<&str> = limits.collect();
+        let is_clock_below = |least: u8| self.median >= gpu.clock.percent.saturating_add(least);
+        let power = |least: u8| {
+            let (own, others) = gpu.clock.power.zip(self.power)?;
+            (others >= own.saturating_add(least)).then_some((own, others))
+        };
+        let has_cause = !limits.is_empty() || power(POWER_NEAR).is_some();
+        let sign = if is_clock_below(if has_cause { NEAR } else { FAR }) {
+            Sign::Clock
+        } else if limits.iter().any(|limit| HARDWARE.contains(limit)) {
+            Sign::Throttle
+        } else {
+            power(POWER_FAR).map(|_| Sign::Power)?
+        };
+        Some(Slow { gpu, sign, median: self.median, power: power(POWER_NEAR), limits })
+    }
+}
+
+/// The median; of two the lower one: a member is named rather too seldom.
+fn median(mut values: Vec<u8>) -> Option<u8> {
+    values.sort_unstable();
+    values.get(values.len().checked_sub(1)? / 2).copied()
 }
 
 #[cfg(test)]
@@ -85,7 +174,14 @@ mod tests {
 
     fn gpu(percent: u8, limits: &[&str]) -> GpuSpeed {
         let limits = limits.iter().map(|limit| (*limit).to_owned()).collect();
-        GpuSpeed { node: "n".into(), clock: Clock { index: 3, model: "H100".to_owned(), percent, limits } }
+        let clock = Clock { index: 3, model: "H100".to_owned(), percent, power: None, limits };
+        GpuSpeed { node: "n".into(), clock }
+    }
+
+    fn drawing(percent: u8, power: u8) -> GpuSpeed {
+        let mut gpu = gpu(percent, &[]);
+        gpu.clock.power = Some(power);
+        gpu
     }
 
     /// Positions of the slow members.
@@ -128,10 +224,48 @@ mod tests {
     #[test]
     fn limit_that_stands_out_needs_less_difference() {
         let others = |limits: &[&str]| vec![gpu(100, limits), gpu(100, limits)];
-        let member = || vec![gpu(90, &["hw-power-brake"])];
+        let member = || vec![gpu(90, &["power-cap"])];
         assert_eq!(positions(&[member(), others(&[])]), [0]);
-        assert_eq!(positions(&[member(), others(&["hw-power-brake"])]), NONE);
-        assert_eq!(positions(&[vec![gpu(100, &["hw-power-brake"])], others(&[])]), NONE);
+        assert_eq!(positions(&[member(), others(&["power-cap"])]), NONE);
+        assert_eq!(positions(&[vec![gpu(100, &["power-cap"])], others(&[])]), NONE);
+    }
+
+    /// The hardware halves the clock, or worse, for the part of a minute that the rounded mean does not show.
+    #[test]
+    fn slowdown_by_hardware_stands_out_alone() {
+        for limit in HARDWARE {
+            let members = [vec![gpu(100, &[limit])], vec![gpu(100, &[])], vec![gpu(100, &[])]];
+            assert_eq!(positions(&members), [0], "{limit}");
+            let members: Vec<&[GpuSpeed]> = members.iter().map(Vec::as_slice).collect();
+            assert_eq!(slow(&members)[0].as_ref().unwrap().sign, Sign::Throttle);
+            let all = [vec![gpu(100, &[limit])], vec![gpu(100, &[limit])], vec![gpu(100, &[])]];
+            assert_eq!(positions(&all), NONE, "{limit}");
+        }
+    }
+
+    #[test]
+    fn power_far_below_the_others_stands_out() {
+        let of = |own: GpuSpeed| positions(&[vec![own], vec![drawing(100, 90)], vec![drawing(100, 80)]]);
+        assert_eq!(of(drawing(100, 40)), [0]);
+        assert_eq!(of(drawing(100, 50)), NONE);
+        // With a low clock less is enough.
+        assert_eq!(of(drawing(90, 60)), [0]);
+        assert_eq!(of(drawing(90, 70)), NONE);
+        assert_eq!(of(gpu(100, &[])), NONE, "a GPU without a meter");
+        let unmetered = [vec![drawing(100, 0)], vec![gpu(100, &[])], vec![gpu(100, &[])]];
+        assert_eq!(positions(&unmetered), NONE);
+    }
+
+    #[test]
+    fn text_names_power_that_stands_out() {
+        let members = [vec![drawing(100, 30), drawing(100, 90)], vec![drawing(100, 90)]];
+        let members: Vec<&[GpuSpeed]> = members.iter().map(Vec::as_slice).collect();
+        let found = slow(&members)[0].clone().unwrap();
+        assert_eq!(found.sign, Sign::Power);
+        assert_eq!(
+            found.to_string(),
+            "GPU 3 of n runs at 100 % of its highest clock, the other members at 100 %; it draws 30 % of its power limit, they 90 %"
+        );
     }
 
     #[test]

@@ -21,7 +21,10 @@ fn member_is_named_once_after_a_while() {
     let mut known = SlowSince::default();
     let start = Instant::now();
     let mut at = |seconds: u64, slow: &[&str]| {
-        let slow = slow.iter().map(|pod| (key(pod), Arc::from(format!("{pod}: {seconds}")))).collect();
+        let slow = slow
+            .iter()
+            .map(|pod| (key(pod), (Sign::Clock, Arc::from(format!("{pod}: {seconds}")))))
+            .collect();
         let due = known.record(&slow, start + Duration::from_secs(seconds), after).len();
         (due, known.named().values().sum::<usize>())
     };
@@ -41,7 +44,10 @@ fn condition_of_gang_names_its_slow_members() {
     let mut known = SlowSince::default();
     let start = Instant::now();
     let mut at = |seconds: u64, slow: &[&str]| {
-        let slow = slow.iter().map(|pod| (key(pod), Arc::from(format!("{pod}: {seconds}")))).collect();
+        let slow = slow
+            .iter()
+            .map(|pod| (key(pod), (Sign::Clock, Arc::from(format!("{pod}: {seconds}")))))
+            .collect();
         known.record(&slow, start + Duration::from_secs(seconds), Duration::from_secs(60));
         known.of_gangs().into_values().map(|text| text.to_string()).collect::<Vec<_>>()
     };
@@ -51,6 +57,19 @@ fn condition_of_gang_names_its_slow_members() {
     assert_eq!(at(120, &["x", "y"]), ["x: 60; and 1 more member"]);
     assert_eq!(at(130, &["y"]), ["y: 120"]);
     assert_eq!(at(140, &[]), [""; 0]);
+}
+
+#[test]
+fn named_members_are_counted_by_sign() {
+    let mut known = SlowSince::default();
+    let start = Instant::now();
+    let slow: BTreeMap<_, _> = [("x", Sign::Power), ("y", Sign::Power), ("z", Sign::Throttle)]
+        .map(|(pod, sign)| (key(pod), (sign, pod.into())))
+        .into();
+    known.record(&slow, start, Duration::from_secs(1));
+    assert_eq!(known.signs(), BTreeMap::from([("clock", 0), ("power", 0), ("throttle", 0)]));
+    known.record(&slow, start + Duration::from_secs(1), Duration::from_secs(1));
+    assert_eq!(known.signs(), BTreeMap::from([("clock", 0), ("power", 2), ("throttle", 1)]));
 }
 
 /// Two members on one node and one on another; a pod beside them belongs to no gang.

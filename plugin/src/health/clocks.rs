@@ -1,4 +1,4 @@
-//! How fast GPUs run: samples of their clocks, averaged over a minute and rounded, so that the GpuNode changes seldom. Pure.
+//! How fast GPUs run: samples of their clocks and power, averaged over a minute and rounded, so that the GpuNode changes seldom. Pure.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use gantry_api::GpuClock;
 use gantry_api::gpunode::CLOCK_LIMITS;
 use gantry_topology::GpuUuid;
 
-/// The rounding of a clock, in percent.
+/// The rounding of a clock and of a power draw, in percent.
 const STEP: u64 = 10;
-/// How far a mean must be from the published clock for another one to be published, in percent.
+/// How far a mean must be from the published value for another one to be published, in percent.
 const HYSTERESIS: u64 = 8;
 
 /// The clock of a GPU at one moment.
@@ -16,6 +16,8 @@ const HYSTERESIS: u64 = 8;
 pub struct ClockSample {
     /// Clock of the multiprocessors in percent of the highest one.
     pub sm_percent: u8,
+    /// Power draw in percent of the enforced limit; `None` if NVML does not report it.
+    pub power_percent: Option<u8>,
     /// Which of [`CLOCK_LIMITS`] hold it down.
     pub limits: [bool; CLOCK_LIMITS.len()],
 }
@@ -33,6 +35,9 @@ struct Window {
     idle: u64,
     busy: u64,
     percents: u64,
+    /// Samples with a power draw, and their sum.
+    metered: u64,
+    powers: u64,
     limits: [u64; CLOCK_LIMITS.len()],
 }
 
@@ -46,6 +51,10 @@ impl ClockLog {
         };
         window.busy += 1;
         window.percents += u64::from(sample.sm_percent);
+        if let Some(percent) = sample.power_percent {
+            window.metered += 1;
+            window.powers += u64::from(percent);
+        }
         for (count, holds) in window.limits.iter_mut().zip(sample.limits) {
             *count += u64::from(holds);
         }
@@ -73,10 +82,6 @@ impl Window {
         if self.busy <= self.idle {
             return None;
         }
-        let mean = self.percents / self.busy;
-        let rounded = u8::try_from((mean + STEP / 2) / STEP * STEP).unwrap_or(100).min(100);
-        let known = before.map(|before| before.sm_percent);
-        let stays = |known: &u8| mean.abs_diff(u64::from(*known)) < HYSTERESIS;
         let limits = CLOCK_LIMITS.iter().zip(self.limits).filter(|(limit, count)| {
             let was_there = before.is_some_and(|before| before.limits.iter().any(|known| known == *limit));
             // One that comes and goes around the half does not change the entry each time.
@@ -84,10 +89,20 @@ impl Window {
         });
         Some(GpuClock {
             gpu: gpu.to_string(),
-            sm_percent: known.filter(stays).unwrap_or(rounded),
+            sm_percent: step(self.percents / self.busy, before.map(|before| before.sm_percent)),
+            power_percent: self
+                .powers
+                .checked_div(self.metered)
+                .map(|mean| step(mean, before.and_then(|before| before.power_percent))),
             limits: limits.map(|(limit, _)| (*limit).to_owned()).collect(),
         })
     }
+}
+
+/// The published value for a mean: the known one, or the nearest step if that is too far away.
+fn step(mean: u64, known: Option<u8>) -> u8 {
+    let rounded = u8::try_from((mean + STEP / 2) / STEP * STEP).unwrap_or(100).min(100);
+    known.filter(|known| mean.abs_diff(u64::from(*known)) < HYSTERESIS).unwrap_or(rounded)
 }
 
 #[cfg(test)]
@@ -107,7 +122,7 @@ mod tests {
     }
 
     fn at(sm_percent: u8) -> Option<ClockSample> {
-        Some(ClockSample { sm_percent, limits: NONE })
+        Some(ClockSample { sm_percent, power_percent: None, limits: NONE })
     }
 
     #[test]
@@ -135,10 +150,32 @@ mod tests {
         assert_eq!(after(&mut log, &[]), None);
     }
 
+    /// A GPU without a meter has no power, and one that comes and goes changes the entry no more often than a clock.
+    #[test]
+    fn power_is_mean_of_its_samples_in_steps() {
+        let gpu: GpuUuid = "GPU-a".parse().unwrap();
+        let mut log = ClockLog::default();
+        let mut power = |samples: &[Option<u8>]| {
+            for power_percent in samples {
+                log.record(
+                    &gpu,
+                    Some(ClockSample { sm_percent: 100, power_percent: *power_percent, limits: NONE }),
+                );
+            }
+            log.renew();
+            log.entries().pop().and_then(|entry| entry.power_percent)
+        };
+        assert_eq!(power(&[None]), None);
+        assert_eq!(power(&[Some(70), Some(90), None]), Some(80));
+        assert_eq!(power(&[Some(87)]), Some(80));
+        assert_eq!(power(&[Some(89)]), Some(90));
+    }
+
     #[test]
     fn limit_is_named_if_it_held_most_of_the_time() {
         let mut log = ClockLog::default();
-        let capped = Some(ClockSample { sm_percent: 90, limits: [true, false, false, false, false] });
+        let limits = [true, false, false, false, false];
+        let capped = Some(ClockSample { sm_percent: 90, power_percent: None, limits });
         assert_eq!(after(&mut log, &[capped, at(90)]), Some((90, vec![])));
         let named = Some((90, vec!["power-cap".to_owned()]));
         assert_eq!(after(&mut log, &[capped, capped, at(90)]), named);

@@ -42,6 +42,11 @@ impl Device<'_> {
         })
     }
 
+    /// The lowest of all power limits in milliwatts: that of the board, of the chassis, and the one that was set.
+    fn enforced_power_limit(&self) -> Result<u32, NvmlError> {
+        self.get(symbol!(self.nvml, nvmlDeviceGetEnforcedPowerLimit)?, 0)
+    }
+
     /// How fast the GPU runs; `None` if nothing runs on it.
     pub fn clock_sample(&self) -> Result<Option<ClockSample>, NvmlError> {
         let reasons = self.clock_reasons()?;
@@ -50,9 +55,17 @@ impl Device<'_> {
             return Ok(None);
         }
         let (clock, highest) = (self.sm_clock()?, self.max_sm_clock()?);
-        let percent = u64::from(clock) * 100 / u64::from(highest.max(1));
+        let percent = |part: u32, whole: u32| {
+            u8::try_from(u64::from(part) * 100 / u64::from(whole.max(1))).unwrap_or(100).min(100)
+        };
+        let power = self.milliwatts().and_then(|draw| Ok((draw, self.enforced_power_limit()?)));
         Ok(Some(ClockSample {
-            sm_percent: u8::try_from(percent).unwrap_or(100).min(100),
+            sm_percent: percent(clock, highest),
+            // Some GPUs, such as virtual ones, have no meter.
+            power_percent: power
+                .ok()
+                .filter(|(_, limit)| *limit > 0)
+                .map(|(draw, limit)| percent(draw, limit)),
             // In the order of `CLOCK_LIMITS`.
             limits: [
                 sys::nvmlClocksThrottleReasonSwPowerCap,

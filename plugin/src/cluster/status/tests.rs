@@ -222,7 +222,12 @@ fn clocks_of_held_gpus_are_published() {
     use crate::offer::offer;
 
     let inventory = offer(&Hardware::of(two_gpus()), &gantry_config::Config::default());
-    let clock = |gpu: &str| GpuClock { gpu: gpu.to_owned(), sm_percent: 100, limits: Vec::new() };
+    let clock = |gpu: &str| GpuClock {
+        gpu: gpu.to_owned(),
+        sm_percent: 100,
+        power_percent: None,
+        limits: Vec::new(),
+    };
     let diagnosis =
         Diagnosis { clocks: ["GPU-0", "GPU-1", "GPU-gone"].map(clock).into(), ..Diagnosis::default() };
     let holder = |gpu: &str| Holder {
