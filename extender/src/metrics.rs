@@ -154,6 +154,14 @@ struct FreeSet {
     devices: u32,
 }
 
+/// Labels of the largest gang that fits.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LargestGang {
+    resource: String,
+    level: String,
+    devices: u32,
+}
+
 /// Names with series of their own; further ones are counted as `other`. Series of counters do not end, so it is those that come
 /// first.
 #[derive(Debug, Default)]
@@ -290,6 +298,7 @@ pub struct Metrics {
     waiting_seconds: Family<Namespace, Counter<f64, AtomicU64>>,
     waiting_devices: Family<Namespace, Gauge>,
     free_sets: Family<FreeSet, Gauge>,
+    largest_gangs: Family<LargestGang, Gauge>,
     awaiting_restart: Gauge,
     continuations: Family<Outcome, Counter>,
     leader: Gauge,
@@ -357,6 +366,7 @@ impl Metrics {
             waiting_seconds: Family::default(),
             waiting_devices: Family::default(),
             free_sets: Family::default(),
+            largest_gangs: Family::default(),
             awaiting_restart: Gauge::default(),
             continuations: Family::default(),
             leader: Gauge::default(),
@@ -415,6 +425,11 @@ impl Metrics {
             "free_sets",
             "Disjoint sets of that many free devices, each on one node",
             metrics.free_sets.clone(),
+        );
+        registry.register(
+            "largest_gang_members",
+            "Members of that many devices of the largest gang that fits within a domain of a level",
+            metrics.largest_gangs.clone(),
         );
         registry.register("nodes", "Nodes by state", metrics.nodes.clone());
         registry.register(
@@ -741,6 +756,17 @@ impl Metrics {
             for (size, sets) in SET_SIZES.into_iter().zip(sets) {
                 let labels = FreeSet { resource: resource.to_string(), devices: size as u32 };
                 self.free_sets.get_or_create(&labels).set(signed(*sets as u64));
+            }
+        }
+        self.largest_gangs.clear();
+        for ((resource, level), members) in &totals.largest_gangs {
+            for (size, members) in SET_SIZES.into_iter().zip(members) {
+                let labels = LargestGang {
+                    resource: resource.to_string(),
+                    level: level.to_string(),
+                    devices: size as u32,
+                };
+                self.largest_gangs.get_or_create(&labels).set(signed(*members as u64));
             }
         }
     }

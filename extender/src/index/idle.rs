@@ -1,4 +1,4 @@
-//! GPUs that compute nothing as far as the ledger shows, by cause; room for more; devices that pods wait for. For metrics: owned
+//! GPUs that compute nothing as far as the ledger shows, by cause; how many pods and which gangs still fit; devices that pods wait for. For metrics: owned
 //! values, nothing is decided here.
 //!
 //! A device counts as its share of the node's GPUs, so that MIG devices and replicas add up to GPUs.
@@ -7,7 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gantry_api::ResourceName;
+use gantry_gang::Needs;
+use gantry_gang::fabric::DomainIx;
+use gantry_gang::needs::{Toleration, TolerationValue};
 use gantry_planner::inventory::Inventory;
+use gantry_planner::snapshot::NodeIx;
 
 use super::Index;
 use super::node::Node;
@@ -54,13 +58,22 @@ pub struct IdleKey {
 /// Numbers of devices on one node for which free sets are counted.
 pub const SET_SIZES: [usize; 5] = [1, 2, 4, 8, 16];
 
+/// Disjoint sets of [`SET_SIZES`] devices, each set on one node.
+pub type Sets = [usize; SET_SIZES.len()];
+
+/// The level of a gang without a rule about the fabric.
+const CLUSTER: &str = "cluster";
+
 /// Idle GPUs and waiting pods at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct IdleTotals {
     /// Idle GPUs.
     pub gpus: BTreeMap<IdleKey, f64>,
-    /// Disjoint free sets of [`SET_SIZES`] devices, each on one node, by resource.
-    pub free_sets: BTreeMap<ResourceName, [usize; SET_SIZES.len()]>,
+    /// Free sets on nodes that take pods, by resource.
+    pub free_sets: BTreeMap<ResourceName, Sets>,
+    /// The most free sets within one domain of a level of the fabric, by resource and level: the members of the largest gang
+    /// that fits there. The whole cluster is a level.
+    pub largest_gangs: BTreeMap<(ResourceName, Arc<str>), Sets>,
     /// Devices that members of waiting gangs and refused pods ask for, by namespace.
     pub waiting: BTreeMap<Arc<str>, u64>,
 }
@@ -68,11 +81,14 @@ pub struct IdleTotals {
 impl IdleTotals {
     pub(super) fn of(index: &Index) -> Self {
         let mut totals = Self::default();
-        for (_, node) in index.nodes.iter() {
+        let mut room = Room::new(index);
+        for (number, node) in index.nodes.iter() {
             if let Some(inventory) = node.inventory() {
                 totals.add_node(node, inventory);
+                totals.add_sets((number, node), &mut room);
             }
         }
+        totals.largest_gangs = room.largest();
         for (namespace, devices) in index.devices_awaited_by_gangs() {
             totals.add_waiting(namespace, devices);
         }
@@ -110,14 +126,13 @@ impl IdleTotals {
         let is_used = node
             .pools()
             .any(|(_, ledger)| used(ledger.held.len(), ledger.reserved.len(), ledger.leaving.len()));
-        let (mut reserved, mut free_sets) = (0, Vec::new());
+        let mut reserved = 0;
         for (pool, ledger) in node.pools() {
             let free = ledger.free.len();
             add(if is_used { IdleCause::Fragment } else { IdleCause::Free }, &nobody, free);
             add(IdleCause::Leaving, &nobody, (&ledger.leaving - &ledger.held).len());
             add(IdleCause::Unhealthy, &nobody, (&(&pool.all - &pool.healthy) - &ledger.held).len());
             reserved += (&ledger.reserved - &ledger.held).len();
-            free_sets.push((&pool.resource, free));
         }
         for reservation in node.occupancy().gang_reservations() {
             let devices = reservation.devices.iter().map(|(_, ids)| ids.len()).sum::<usize>().min(reserved);
@@ -126,12 +141,73 @@ impl IdleTotals {
         }
         // Binds under way.
         add(IdleCause::Reserved, &nobody, reserved);
-        for (resource, free) in free_sets {
-            let sets = self.free_sets.entry(resource.clone()).or_default();
-            for (sets, size) in sets.iter_mut().zip(SET_SIZES) {
-                *sets += free / size;
-            }
+    }
+
+    /// Counts the free sets of a node, if it takes pods. The ledger of a marked node, and of one whose plugin does not serve,
+    /// has nothing free.
+    fn add_sets(&mut self, (number, node): (NodeIx, &Node), room: &mut Room<'_>) {
+        let is_open = room.takes_pods(number, node);
+        for (pool, ledger) in node.pools() {
+            let own = self.free_sets.entry(pool.resource.clone()).or_default();
+            let free = if is_open { ledger.free.len() } else { 0 };
+            let sets = SET_SIZES.map(|size| free / size);
+            add(own, &sets);
+            room.add(number, &pool.resource, &sets);
         }
+    }
+}
+
+fn add(own: &mut Sets, more: &Sets) {
+    own.iter_mut().zip(more).for_each(|(own, more)| *own += more);
+}
+
+/// Free sets by domain of the fabric.
+struct Room<'i> {
+    index: &'i Index,
+    /// What the members of known gangs tolerate.
+    tolerations: Vec<Toleration>,
+    /// By resource, level and domain.
+    domains: BTreeMap<(ResourceName, Option<usize>, DomainIx), Sets>,
+}
+
+impl<'i> Room<'i> {
+    fn new(index: &'i Index) -> Self {
+        Self { index, tolerations: index.gangs.tolerations(), domains: BTreeMap::new() }
+    }
+
+    /// Whether a node takes a pod without a selector. GPU nodes often have a taint with the name of the resource, which pods
+    /// of that resource tolerate.
+    fn takes_pods(&self, number: NodeIx, node: &Node) -> bool {
+        let of_resource = |resource: &ResourceName| Toleration {
+            key: resource.as_str().into(),
+            value: TolerationValue::Any,
+            effect: None,
+        };
+        let own = node.pools().map(|(pool, _)| of_resource(&pool.resource));
+        let tolerations = self.tolerations.iter().cloned().chain(own).collect();
+        let needs = Needs { tolerations, ..Needs::default() };
+        self.index.misfit(number, &needs).is_none()
+    }
+
+    fn add(&mut self, number: NodeIx, resource: &ResourceName, sets: &Sets) {
+        let fabric = self.index.fabric();
+        let levels = (0..fabric.levels.0.len()).filter(|level| fabric.in_use(*level));
+        let within = levels.filter_map(|level| Some((Some(level), fabric.of_node_at(number.0, level)?)));
+        for (level, domain) in within.chain([(None, DomainIx(0))]) {
+            add(self.domains.entry((resource.clone(), level, domain)).or_default(), sets);
+        }
+    }
+
+    fn largest(self) -> BTreeMap<(ResourceName, Arc<str>), Sets> {
+        let levels = &self.index.fabric().levels.0;
+        let mut largest: BTreeMap<(ResourceName, Arc<str>), Sets> = BTreeMap::new();
+        for ((resource, level, _), sets) in self.domains {
+            let level = level.and_then(|level| levels.get(level));
+            let level = level.map_or_else(|| CLUSTER.into(), |level| Arc::clone(&level.name));
+            let most = largest.entry((resource, level)).or_default();
+            most.iter_mut().zip(sets).for_each(|(most, sets)| *most = (*most).max(sets));
+        }
+        largest
     }
 }
 
@@ -143,3 +219,6 @@ fn model(inventory: &Inventory) -> Arc<str> {
         _ => "mixed".into(),
     }
 }
+
+#[cfg(test)]
+mod tests;

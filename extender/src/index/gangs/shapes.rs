@@ -5,11 +5,14 @@ use std::sync::Arc;
 
 use gantry_api::ResourceName;
 use gantry_gang::Needs;
+use gantry_gang::needs::Toleration;
 use gantry_gang::protocol::ShapeId;
 use gantry_planner::input::Shape;
 
 use gantry_planner::request::Request;
 
+/// Most tolerations that are collected.
+const MOST_TOLERATIONS: usize = 64;
 /// Shapes kept before unused ones are removed.
 const MANY: usize = 1024;
 
@@ -26,6 +29,19 @@ pub(super) struct Shapes {
     unused: Vec<ShapeId>,
     /// The number of shapes after unused ones were last removed.
     swept: usize,
+}
+
+impl super::GangIndex {
+    /// What members of gangs tolerate, each once; [`MOST_TOLERATIONS`] at most.
+    pub(in crate::index) fn tolerations(&self) -> Vec<Toleration> {
+        let mut all = Vec::new();
+        for toleration in self.shapes.list().iter().flat_map(|shape| &shape.needs.tolerations) {
+            if all.len() < MOST_TOLERATIONS && !all.contains(toleration) {
+                all.push(toleration.clone());
+            }
+        }
+        all
+    }
 }
 
 impl Shapes {
