@@ -5,6 +5,7 @@
 //! there. `spec` has what the operator may set. The operator may also create the object before the pods exist.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
@@ -13,6 +14,7 @@ use schemars::transform::RecursiveTransform;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{DeviceId, NodeName, PodUid, ResourceName};
+use crate::placement::ComparedFabric;
 use crate::reason::{Reason, known};
 use crate::schema::known_formats;
 
@@ -201,6 +203,10 @@ pub struct GangStatus {
     /// nodes without known NICs, and if it takes any rails.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub rails: String,
+    /// Why there: the domains that were compared when the gang was planned, by level of the fabric. Absent for a gang
+    /// without reservations, and where no domains were compared.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "ComparedFabric::readable")]
+    pub compared: Option<Arc<ComparedFabric>>,
     /// Start of the current wait. Absent once the gang is bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_since: Option<Time>,

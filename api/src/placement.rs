@@ -1,9 +1,13 @@
 //! Why a pod has its node and its devices. The extender writes it with the Binding, beside the grant, so that it
 //! outlives the extender. For people and `gantry explain`: no daemon reads it.
 
+mod fabric;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+pub use fabric::{ComparedDomain, ComparedFabric, ComparedLevel, CountedDevices, DomainLoss};
 
 use crate::ids::NodeName;
 use crate::text::ObjectMessage;
@@ -17,6 +21,22 @@ pub struct Placement {
     /// The nodes that were compared. Absent for a member of a gang: its node was reserved with those of the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compared: Option<Compared>,
+    /// Where the gang of a member was placed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gang: Option<GangPlacement>,
+}
+
+/// Where a gang was placed, in short. The status of its Gang has the other levels ([`ComparedFabric`]).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GangPlacement {
+    /// Name of the Gang object.
+    pub object: String,
+    /// The part of the fabric that holds the gang.
+    pub domain: String,
+    /// The level at which one domain holds the gang, with the next best domain. Absent if no domains were compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<ComparedLevel>,
 }
 
 /// The nodes that could have taken a pod.
@@ -85,7 +105,13 @@ impl Placement {
             compared.others.truncate(Self::MAX_OTHERS);
             compared
         });
-        Self { devices, compared }
+        Self { devices, compared, gang: None }
+    }
+
+    /// The placement of a member of a gang.
+    #[must_use]
+    pub fn of_gang(self, gang: Option<GangPlacement>) -> Self {
+        Self { gang: gang.map(GangPlacement::bounded), ..self }
     }
 
     /// One line: the devices on their node, and the next best node.
@@ -94,7 +120,31 @@ impl Placement {
         if let Some(compared) = &self.compared {
             text.push_str(&format!(". {compared}"));
         }
+        if let Some(gang) = &self.gang {
+            text.push_str(&format!(". {gang}"));
+        }
         text
+    }
+}
+
+impl GangPlacement {
+    /// The same in few bytes: the next best domain only.
+    fn bounded(mut self) -> Self {
+        fabric::shorten(&mut self.object);
+        fabric::shorten(&mut self.domain);
+        if let Some(level) = &mut self.level {
+            level.bound(1);
+        }
+        self
+    }
+}
+
+impl fmt::Display for GangPlacement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.domain.as_str() {
+            "" => write!(f, "Placed with gang {}", self.object),
+            domain => write!(f, "Placed with gang {} in {domain}", self.object),
+        }
     }
 }
 
@@ -163,6 +213,16 @@ mod tests {
         }
         let member = Placement::new(["GPU 3".to_owned()], None);
         assert_eq!(serde_json::to_string(&member).unwrap(), r#"{"devices":["GPU 3"]}"#);
+        let gang = GangPlacement {
+            object: "train".into(),
+            domain: "rack r7".into(),
+            level: Some(fabric::tests::level()),
+        };
+        let member = member.of_gang(Some(gang));
+        assert_eq!(member.gang.as_ref().unwrap().level.as_ref().unwrap().others.len(), 1);
+        let text = serde_json::to_string(&member).unwrap();
+        assert_eq!(serde_json::from_str::<Placement>(&text).unwrap(), member, "{text}");
+        assert_eq!(member.on(&"dgx1".into()), "dgx1: GPU 3. Placed with gang train in rack r7");
     }
 
     #[test]
@@ -172,6 +232,10 @@ mod tests {
         let placement = Placement::new(long, Some(Compared { nodes: 100, others }));
         assert!(placement.devices.iter().all(|sentence| sentence.len() <= MAX_MESSAGE));
         assert!(serde_json::to_string(&placement).unwrap().len() < 4096);
+        let long = || "n".repeat(10_000);
+        let gang = GangPlacement { object: long(), domain: long(), level: Some(fabric::tests::long_level()) };
+        let member = Placement::new(Vec::new(), None).of_gang(Some(gang));
+        assert!(serde_json::to_string(&member).unwrap().len() < 2048);
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod assign_devices;
 mod backfill;
 mod capacity;
 mod choose;
+mod compare;
 mod demand;
 mod diagnosis;
 mod fill;
@@ -237,12 +238,13 @@ fn on_any_rails(
         let survey = Survey::new(*input, &wanted, &demand.shapes, counting)?;
         let anchors = Anchors::of(&survey, &wanted);
         let bounds = Bounds::of(&input.fabric.levels, &wanted);
-        let chosen = choose(&survey, &anchors, demand, bounds)?;
+        let chosen = choose_by(&survey, &anchors, demand, bounds, true)?;
         match assign_devices::assign_devices(&survey, &chosen.runs, aim) {
             Ok(assigned) => {
                 let (nodes, rails) = assigned.rails.into_iter().unzip();
+                let placement = placement(&survey, &anchors, demand, &chosen.runs, assigned.devices);
                 return Some(Planned {
-                    placement: placement(&survey, &anchors, demand, &chosen.runs, assigned.devices),
+                    placement: Placement { compared: chosen.compared.map(Arc::new), ..placement },
                     rank: (chosen.rank.0, chosen.rank.1),
                     slowest: assigned.slowest,
                     nodes,
@@ -258,7 +260,20 @@ fn on_any_rails(
 /// The best choice. Where members must share the value of a label, the best over all its values; with several kinds of
 /// members also over several values.
 fn choose(survey: &Survey<'_>, anchors: &Anchors, demand: &Demand<'_>, bounds: Bounds) -> Option<Chosen> {
-    let anyhow = || Chooser::new(survey, anchors).choose(demand, bounds);
+    choose_by(survey, anchors, demand, bounds, false)
+}
+
+/// The same. `records`: with the domains that were compared. Of a gang that has members elsewhere, or whose members must
+/// share the value of a label, none are recorded.
+fn choose_by(
+    survey: &Survey<'_>,
+    anchors: &Anchors,
+    demand: &Demand<'_>,
+    bounds: Bounds,
+    records: bool,
+) -> Option<Chosen> {
+    let records = records && anchors.is_empty() && survey.rules.open().is_none();
+    let anyhow = || Chooser::new(survey, anchors).recording(records).choose(demand, bounds);
     let Some(rule) = survey.rules.open() else {
         return anyhow();
     };

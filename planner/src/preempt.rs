@@ -22,6 +22,7 @@ mod search;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use gantry_api::placement::CountedDevices;
 use gantry_api::{PodUid, ResourceName};
 use gantry_gang::Resources;
 use gantry_gang::protocol::{Devices, Placement, PlanRequest, Refusal};
@@ -166,6 +167,9 @@ pub fn plan_without_fewest(
             (go, placement) = (fewer, found);
         }
     }
+    if !go.is_empty() {
+        mark_displacing(&mut placement);
+    }
     Some((go, placement))
 }
 
@@ -205,7 +209,15 @@ pub fn preempt(
     let mut placement = cluster.without(&victims, |input| plan_anew(input, wanted)).ok()?;
     placement.victims = victims.iter().map(|pod| pod.uid.clone()).collect();
     placement.victims.sort();
+    mark_displacing(&mut placement);
     Some(placement)
+}
+
+/// The comparison of a placement counts what it displaces as free.
+fn mark_displacing(placement: &mut Placement) {
+    if let Some(compared) = &mut placement.compared {
+        Arc::make_mut(compared).counted = CountedDevices::AfterPreemption;
+    }
 }
 
 /// What goes of some units, with the least loss that is found.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use gantry_api::placement::{ComparedFabric, ComparedLevel};
 use gantry_api::{GangPhase, one_line};
 use gantry_extender::index::{GangReport, GangStanding, MemberView, Said, Trial};
 use gantry_planner::plan::LevelDiagnosis;
@@ -21,6 +22,9 @@ pub(crate) fn gang(report: &GangReport, now: i64, wide: bool) -> String {
     match &gang.said {
         Some(said) => said_of(&mut out, said),
         None => line(&mut out, "no status from the extender yet"),
+    }
+    if let Some(compared) = gang.said.as_ref().and_then(|said| said.compared.as_ref()) {
+        why_there(&mut out, compared);
     }
     let decided = gang.decided_by.as_deref().unwrap_or("not known yet");
     let size = match gang.min {
@@ -88,6 +92,23 @@ fn said_of(out: &mut String, said: &Said) {
         0 => {}
         1 => line(out, "  1 failed attempt"),
         failed_attempts => line(out, &format!("  {failed_attempts} failed attempts")),
+    }
+}
+
+/// Why a gang is in its part of the fabric, level by level.
+pub(super) fn why_there(out: &mut String, compared: &ComparedFabric) {
+    line(out, &format!("why there: {} members were planned {}:", compared.members, compared.counted));
+    compared.levels.iter().for_each(|level| why_at(out, level));
+}
+
+/// One level of that.
+pub(super) fn why_at(out: &mut String, level: &ComparedLevel) {
+    match &level.chosen {
+        Some(chosen) => line(out, &format!("  {chosen}: {level}")),
+        None => line(out, &format!("  {level}")),
+    }
+    for other in &level.others {
+        line(out, &format!("    {other}"));
     }
 }
 

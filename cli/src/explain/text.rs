@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use gantry_api::{Placement, one_line};
 use gantry_extender::index::{Lack, NodeReport, PodReport};
 
-use super::gangs::some;
+use super::gangs::{some, why_at, why_there};
 
 /// Nodes listed.
 const NAMED: usize = 20;
@@ -38,6 +38,16 @@ pub(crate) fn pod(report: &PodReport, wide: bool) -> String {
         }
         if let Some(placement) = &bound.placement {
             why(&mut out, placement);
+        }
+        match (&report.gang_compared, bound.placement.as_ref().and_then(|placement| placement.gang.as_ref()))
+        {
+            (Some(compared), _) => why_there(&mut out, compared),
+            // The Gang is gone or cannot be read: the annotation has the level that decided.
+            (None, Some(gang)) => {
+                line(&mut out, &gang.to_string());
+                gang.level.iter().for_each(|level| why_at(&mut out, level));
+            }
+            (None, None) => {}
         }
         return out;
     }
@@ -161,6 +171,7 @@ mod tests {
             asks: "4 nvidia.com/gpu".to_owned(),
             gang: None,
             gang_reason: None,
+            gang_compared: None,
             places_kept_for: Vec::new(),
             scheduled_by: None,
             gate: None,
@@ -274,6 +285,48 @@ mod tests {
         chosen among 5 nodes that fitted; of the others the best:
           n2 and 2 alike: 24 instead of 48 GB/s
           n5: its devices are about to go to other pods
+        ");
+    }
+
+    /// The Gang has all levels; where it is gone, the annotation has the one that decided.
+    #[test]
+    fn bound_member_shows_why_its_gang_is_there() {
+        let rack = r#"{"level": "rack", "domains": 12, "holding": 2, "used": 1, "chosen": "rack r7", "others": [
+            {"domain": "rack r3", "reason": "LeftOver", "value": 4, "chosenValue": 0},
+            {"domain": "rack r4", "reason": "Members", "value": 6, "chosenValue": 8}]}"#;
+        let placement = format!(
+            r#"{{"devices": ["GPUs 0,1: over NVLink"], "gang": {{"object": "train", "domain": "rack r7", "level": {rack}}}}}"#
+        );
+        let node = r#"{"level": "node", "domains": 40, "holding": 0, "used": 4, "others": [
+            {"domain": "n1", "reason": "Members", "value": 2, "chosenValue": 8}]}"#;
+        let bound = Bound {
+            node: "n1".into(),
+            devices: Vec::new(),
+            words: "GPU 0-1".to_owned(),
+            placement: serde_json::from_str(&placement).unwrap(),
+        };
+        let mut member = report(Some(bound), Vec::new());
+        insta::assert_snapshot!(pod(&member, false), @r"
+        pod default/trainer-0 requests 4 nvidia.com/gpu
+        bound to n1: GPU 0-1
+        GPUs 0,1: over NVLink
+        Placed with gang train in rack r7
+          rack r7: the best of 2 racks that hold the gang
+            rack r3: room for 4 more members instead of 0
+            rack r4: 6 of 8 members fit
+        ");
+        let compared = format!(r#"{{"members": 8, "counted": "OnRails", "levels": [{node}, {rack}]}}"#);
+        member.gang_compared = serde_json::from_str(&compared).unwrap();
+        insta::assert_snapshot!(pod(&member, false), @r"
+        pod default/trainer-0 requests 4 nvidia.com/gpu
+        bound to n1: GPU 0-1
+        GPUs 0,1: over NVLink
+        why there: 8 members were planned by the free devices on the rails that the gang uses:
+          none of 40 nodes holds the gang, which uses 4
+            n1: 2 of 8 members fit
+          rack r7: the best of 2 racks that hold the gang
+            rack r3: room for 4 more members instead of 0
+            rack r4: 6 of 8 members fit
         ");
     }
 }

@@ -115,10 +115,13 @@ fn message(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     let event = |reason, warning, note: String| Some(event::message(reason, warning, note));
     let status = |reason, warning| event(reason, warning, now.message.clone());
     match now.phase {
-        GangPhase::Reserved if !again => status(Reason::GangReserved, false),
+        GangPhase::Reserved if !again => {
+            event(Reason::GangReserved, false, format!("{}{}", now.message, why_there(now)))
+        }
         // It was decided before its reservation was visible.
         GangPhase::Binding if !phase.is_some_and(has_places) && !now.domain.is_empty() => {
-            event(Reason::GangReserved, false, format!("devices are reserved in {}", place(now)))
+            let note = format!("devices are reserved in {}{}", place(now), why_there(now));
+            event(Reason::GangReserved, false, note)
         }
         GangPhase::Bound
             if phase.is_some_and(|phase| phase < GangPhase::Bound || phase == GangPhase::Degraded) =>
@@ -216,6 +219,11 @@ fn has_places(phase: GangPhase) -> bool {
 fn held(decision: &Decision) -> u32 {
     let slots = decision.reservations.iter().filter(|slot| slot.pod.is_some());
     u32::try_from(slots.count()).unwrap_or(u32::MAX)
+}
+
+/// A second sentence: why the gang is in its part of the fabric.
+fn why_there(status: &GangStatus) -> String {
+    status.compared.as_ref().map_or_else(String::new, |compared| format!(". {compared}"))
 }
 
 fn place(status: &GangStatus) -> &str {

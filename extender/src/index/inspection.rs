@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use std::fmt;
 
+use gantry_api::placement::ComparedFabric;
 use gantry_api::{DeviceId, NodeName, Placement, PodUid, Reason, ResourceName, names};
 use gantry_gang::protocol::{Stage, Withheld};
 use gantry_gang::{GangKey, Misfit, Resources};
@@ -34,6 +35,9 @@ pub struct PodReport {
     pub gang: Option<Arc<str>>,
     /// Why that gang waits.
     pub gang_reason: Option<Reason>,
+    /// Of a bound member: the domains that were compared when its gang was planned, if any were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gang_compared: Option<Arc<ComparedFabric>>,
     /// While it waits: other gangs that have reservations and are not decided, so that only the extender knows the
     /// reservations: `namespace/name`.
     pub places_kept_for: Vec<String>,
@@ -216,6 +220,7 @@ impl Index {
             asks: asks.join(", "),
             gang: gang.and_then(|key| self.in_few_words(key)),
             gang_reason: gang.and_then(|key| self.reason_of(key)),
+            gang_compared: gang.filter(|_| bound.is_some()).and_then(|key| self.compared_for(key)),
             places_kept_for: match bound {
                 Some(_) => Vec::new(),
                 None => self.with_places(gang),

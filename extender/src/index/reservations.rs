@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::placement::Compared;
+use gantry_api::placement::{Compared, GangPlacement};
 use gantry_api::{Grant, GrantError, NodeName, Placement, PodUid};
 use gantry_gang::protocol::Withheld;
 
@@ -292,7 +292,7 @@ impl Reservations {
         best.ok_or_else(|| BindError::not_free(target, shortage(entry, request)))
     }
 
-    /// Reserves the devices of layouts for a bind and writes its grant.
+    /// Reserves the devices of layouts for a bind and writes its grant. `gang`: where the gang of a member was placed.
     ///
     /// # Errors
     /// See [`BindError`]; then nothing is reserved.
@@ -303,12 +303,14 @@ impl Reservations {
         target: &Target,
         request: &Request,
         layouts: &[Layout],
+        gang: Option<GangPlacement>,
     ) -> Result<Reserved, BindError> {
         self.plans += 1;
         let plan = format!("{}-{}", self.run, self.plans);
         let (annotation, devices) = write_grant(nodes.get(node), target, request, layouts, &plan)?;
         let compared = self.holds.compared(&target.uid, node).cloned();
-        let placement = Arc::new(Placement::new(explain(nodes.get(node), request, layouts), compared));
+        let placement = Placement::new(explain(nodes.get(node), request, layouts), compared);
+        let placement = Arc::new(placement.of_gang(gang));
         let granted = Reserved::Grant { plan, annotation, placement };
         if let Some(occupancy) = nodes.occupancy_mut(node) {
             let (uid, numa) = (target.uid.clone(), request.numa().to_vec());

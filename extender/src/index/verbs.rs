@@ -398,7 +398,7 @@ impl Index {
         let nodes = &mut self.nodes;
         let choice = (self.options.policy, lent.as_slice());
         let layouts = self.reservations.choose(nodes, node, target, &request, choice)?;
-        self.reservations.grant(nodes, node, target, &request, &layouts)
+        self.reservations.grant(nodes, node, target, &request, &layouts, None)
     }
 
     /// The node of a bind, with its ledger as of now: facts that came since the last snapshot count.

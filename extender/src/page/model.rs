@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
+use gantry_api::placement::ComparedLevel;
 use gantry_api::{GangPhase, NodeName, Reason};
 use gantry_gang::Levels;
 use gantry_map::{GpuState, NodeMap};
@@ -175,6 +176,17 @@ pub(super) struct GangReport {
     members: Vec<MemberView>,
     reservations: Vec<PlaceView>,
     omitted_members: usize,
+    /// Why it is in its domain, by level of the fabric.
+    compared: Vec<LevelReport>,
+}
+
+/// A level of the fabric, with the texts about its domains.
+#[derive(Serialize)]
+struct LevelReport {
+    level: String,
+    domain: String,
+    result: String,
+    others: Vec<String>,
 }
 
 impl Model {
@@ -366,6 +378,15 @@ fn summary(gang: &GangView) -> Summary<'_> {
     }
 }
 
+fn level_report(level: &ComparedLevel) -> LevelReport {
+    LevelReport {
+        level: level.level.clone(),
+        domain: level.chosen.clone().unwrap_or_default(),
+        result: level.to_string(),
+        others: level.others.iter().map(ToString::to_string).collect(),
+    }
+}
+
 /// A gang for `/api/v1/gangs/{namespace}/{name}`.
 pub(super) fn gang_report(mut gang: GangView) -> GangReport {
     let omitted_members = gang.members.len().saturating_sub(MAX_MEMBERS);
@@ -374,6 +395,7 @@ pub(super) fn gang_report(mut gang: GangView) -> GangReport {
     GangReport {
         gang: serde_json::to_value(summary(&gang)).unwrap_or_default(),
         refused: gang.refused.take(),
+        compared: gang.compared.iter().flat_map(|compared| &compared.levels).map(level_report).collect(),
         members: gang.members,
         reservations: gang.places,
         omitted_members,

@@ -371,6 +371,8 @@ function gangDetail(gang) {
       ["Priority", String(gang.priority)], ["Position in the queue", gang.position ? String(gang.position) : ""],
       ["Waits since", time(gang.waitingSince)], ["Domain", gang.domain], ["Integration", gang.integration],
       ["Backfill reservation", gang.hasBackfillReservation ? "yes" : ""]]),
+    gang.compared.length ? table("Why there", ["Level", "Chosen", "Result", "Next best"], gang.compared.map((compared) => [
+      compared.level, compared.domain, compared.result, compared.others.join("; ")])) : "",
     table("Members", ["Pod", "Stage", "Rank", "Role", "Node"], gang.members.map((member) => [podLink(gang.namespace, member.name),
       member.stage, member.rank === null ? "" : String(member.rank), member.role, member.node ? nodeLink(member.node) : ""])),
     gang.omittedMembers ? make("p", {}, `${plural(gang.omittedMembers, "member")} not shown`) : "",
@@ -388,9 +390,10 @@ function podDetail(pod) {
       ["Waits", waits ? [waits.reason, waits.message].filter(Boolean).join(": ") : ""],
       ["Reserved on", waits?.reservedOn ? nodeLink(waits.reservedOn) : ""]]),
     placement ? make("div", {}, make("h3", {}, "Why there"), make("ul", {}, placement.devices.map((text) => make("li", {}, text)),
-      placement.compared ? make("li", {}, placement.compared) : ""),
-    placement.others.length ? make("div", {}, make("h3", {}, "Next best nodes"),
-      make("ul", {}, placement.others.map((text) => make("li", {}, text)))) : "") : "",
+      placement.compared ? make("li", {}, placement.compared) : "", placement.gang ? make("li", {}, placement.gang) : ""),
+    placement.values.length ? table("Next best nodes", ["Node", "Alike", "Why it lost", "GB/s there", "GB/s here"],
+      placement.values.map(({ node, alike, loss }, index) => [nodeLink(node), String(alike),
+        placement.others[index].slice(placement.others[index].indexOf(": ") + 2), String(loss.gbs ?? ""), String(loss.chosenGbs ?? "")])) : "") : "",
     bound?.unexplained ? make("p", {}, `The reason is not known: ${bound.unexplained}.`) : "",
   ];
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gantry_api::placement::Other;
 use gantry_api::{DeviceId, NodeName, Placement, Reason, names};
 use gantry_runtime::chain;
 use k8s_openapi::api::core::v1::Pod;
@@ -53,6 +54,11 @@ struct PlacementReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     compared: Option<String>,
     others: Vec<String>,
+    /// The same with the numbers that were compared.
+    values: Vec<Other>,
+    /// Where the gang of a member was placed, and why there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gang: Option<String>,
 }
 
 /// Why a pod is not bound.
@@ -133,11 +139,20 @@ async fn placement(client: &Client, pod: &PodFacts) -> Result<PlacementReport, S
     let placement: Placement = serde_json::from_str(text)
         .map_err(|error| format!("annotation {} cannot be read: {error}", names::PLACEMENT_ANNOTATION))?;
     // Users may write annotations of their pods.
-    let Placement { devices, compared } = Placement::new(placement.devices, placement.compared);
+    let placement = Placement::new(placement.devices, placement.compared).of_gang(placement.gang);
+    let Placement { devices, compared, gang } = placement;
     let others = compared.iter().flat_map(|compared| &compared.others);
     Ok(PlacementReport {
         devices,
         others: others.map(ToString::to_string).collect(),
         compared: compared.as_ref().map(ToString::to_string),
+        gang: gang.map(|gang| match &gang.level {
+            Some(level) => {
+                let next = level.others.first().map(|next| format!("; next {next}")).unwrap_or_default();
+                format!("{gang}: {level}{next}")
+            }
+            None => gang.to_string(),
+        }),
+        values: compared.map(|compared| compared.others).unwrap_or_default(),
     })
 }

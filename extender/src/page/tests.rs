@@ -296,6 +296,8 @@ async fn pod_shows_its_placement_or_why_it_waits() {
     assert_eq!((&bound["node"], &bound["words"]), (&json!("a"), &json!("GPU 0,3")));
     assert_eq!(bound["placement"]["devices"][0], "GPUs 0,3 of a: 2 NVLinks");
     assert_eq!(bound["placement"]["others"][0], "b: 10 instead of 20 GB/s");
+    let values = &bound["placement"]["values"][0];
+    assert_eq!((&values["loss"]["gbs"], &values["loss"]["chosenGbs"]), (&json!(10.0), &json!(20.0)));
     let other = read(&serving_with(&cluster, object("another")), "/api/v1/pods/default/p").await;
     assert_eq!(other["bound"]["unexplained"], "the pod is gone", "{other}");
     let waits = read(&serving(&cluster), "/api/v1/pods/default/waits").await;

@@ -25,6 +25,7 @@ use super::barrier::Barrier;
 use super::decision::{BoundChange, Commit, CommitEnd, Decided};
 use super::idle_time::IdleTime;
 use super::members::{Class, Count, Members, TrackedMember};
+use super::objects::GangSite;
 use super::plan_queue::{Shortfall, Turn, Urgency};
 use super::reasons::{Cause, Failure, Refusal, WaitReason, restart_note};
 use super::report::{Activation, LastReported, ShownReasons, activate};
@@ -75,10 +76,8 @@ pub(super) struct Gang {
     waiting_since: i64,
     /// When its minimum was bound, in seconds since 1970.
     bound_at: Option<i64>,
-    /// The part of the fabric where its slots are.
-    domain: Arc<str>,
-    /// The rails that its slots use ([`Placement::rails`]).
-    rails: Arc<str>,
+    /// Where its slots are.
+    site: GangSite,
     /// Decisions that are over.
     past: Vec<String>,
     /// All its members with devices are victims of another gang.
@@ -158,8 +157,7 @@ impl Gang {
             settle_until: now.at,
             waiting_since: now.unix,
             bound_at: None,
-            domain: "".into(),
-            rails: "".into(),
+            site: GangSite::default(),
             past: Vec::new(),
             all_evicted: false,
             lost_to_eviction: false,
@@ -1026,8 +1024,8 @@ impl Gang {
         self.add_spares(env, placement);
         if !only_spares {
             // The domain of all members that have a slot, also of those that had one before.
-            self.domain = placement.domain.clone();
-            self.rails = placement.rails.clone();
+            self.site.domain = placement.domain.clone();
+            self.site.rails = placement.rails.clone();
         }
         if decided {
             // Members that were left out have their turn now.
@@ -1035,6 +1033,8 @@ impl Gang {
             self.activate(env, placed);
             return;
         }
+        // Why the gang as a whole is there. Members that come later change nothing of that.
+        self.site.compared = placement.compared.clone();
         let arrival = self.arrival(env.settings);
         let ready = self.count().ready();
         let barrier = Barrier::new(env.now.at, placement, ready, arrival, env.settings);
@@ -1443,7 +1443,7 @@ impl Gang {
     fn unplan(&mut self) {
         self.blockers.remove(&Blocker::Budget);
         self.release_all();
-        (self.domain, self.rails) = ("".into(), "".into());
+        self.site = GangSite::default();
         self.attempts.restart();
         self.continues = None;
         self.agreement.retain_owners(false, None);
@@ -1577,7 +1577,7 @@ impl Gang {
             id: format!("{}-{}-{}", env.settings.identity, env.now.unix, env.decisions),
             revision: 0,
             min: self.min(),
-            domain: self.domain.to_string(),
+            domain: self.site.domain.to_string(),
             reservations: self.decided_reservations(),
         };
         env.work.push(Work::Commit { gang: self.key.clone(), decision: decision.clone() });
@@ -1630,7 +1630,7 @@ impl Gang {
                 (of.id.clone(), of.revision, of.min)
             }
         };
-        let (domain, mut reservations) = (self.domain.to_string(), self.decided_reservations());
+        let (domain, mut reservations) = (self.site.domain.to_string(), self.decided_reservations());
         if self.succession().is_some() {
             // It is not decided which member gets which.
             for reservation in &mut reservations {
@@ -1856,9 +1856,9 @@ impl Gang {
         let keeps = self.begin_succession();
         match &keeps {
             Some(_) => {
-                let kept = (self.domain.clone(), self.rails.clone());
+                let kept = self.site.clone();
                 self.begin_incarnation_keeping_slots(true, env.now.at);
-                (self.domain, self.rails) = kept;
+                self.site = kept;
             }
             None => self.begin_incarnation(true),
         }

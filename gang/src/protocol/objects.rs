@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gantry_api::placement::ComparedFabric;
 use gantry_api::{Continuation, Decision, GangPhase, GangSpec, GangStatus, PodUid};
 
 use super::after;
@@ -13,6 +14,23 @@ use super::decision::made_at;
 use super::types::Object;
 use crate::key::GangKey;
 use crate::terms::Fault;
+
+/// Where the slots of a gang are.
+#[derive(Debug, Clone)]
+pub(super) struct GangSite {
+    /// The part of the fabric ([`super::types::Placement::domain`]).
+    pub(super) domain: Arc<str>,
+    /// The rails that they use ([`super::types::Placement::rails`]).
+    pub(super) rails: Arc<str>,
+    /// Why there ([`super::types::Placement::compared`]).
+    pub(super) compared: Option<Arc<ComparedFabric>>,
+}
+
+impl Default for GangSite {
+    fn default() -> Self {
+        Self { domain: "".into(), rails: "".into(), compared: None }
+    }
+}
 
 /// Namespace and name of an object.
 pub(super) type ObjectName = (Arc<str>, Arc<str>);
@@ -41,6 +59,7 @@ pub(super) struct Known {
     continuation: Option<Continuation>,
     domain: Arc<str>,
     rails: Arc<str>,
+    compared: Option<Arc<ComparedFabric>>,
     waiting_since: Option<i64>,
     bound_at: Option<i64>,
 }
@@ -64,6 +83,7 @@ impl Known {
             continuation: status.continuation,
             domain: status.domain.into(),
             rails: status.rails.into(),
+            compared: status.compared,
             waiting_since: status.waiting_since.map(|time| time.0.as_second()),
             bound_at: status.bound_at.map(|time| time.0.as_second()),
         }
@@ -112,12 +132,13 @@ impl Known {
         self.continuation.as_ref()
     }
 
-    pub(super) fn domain(&self) -> &Arc<str> {
-        &self.domain
-    }
-
-    pub(super) fn rails(&self) -> &Arc<str> {
-        &self.rails
+    /// Where its slots are.
+    pub(super) fn site(&self) -> GangSite {
+        GangSite {
+            domain: Arc::clone(&self.domain),
+            rails: Arc::clone(&self.rails),
+            compared: self.compared.clone(),
+        }
     }
 
     pub(super) fn waiting_since(&self) -> Option<i64> {

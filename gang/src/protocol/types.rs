@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gantry_api::placement::ComparedFabric;
 use gantry_api::{Decision, DeviceId, GangSpec, GangStatus, NodeName, PodUid, ResourceName};
 
 use super::reasons::WaitReason;
@@ -166,6 +167,8 @@ pub struct Placement {
     pub domain: Arc<str>,
     /// The rails that it uses, for people: `NICs 0-3 on all 4 nodes`; empty if none were chosen.
     pub rails: Arc<str>,
+    /// Why there: the domains that were compared, if any were.
+    pub compared: Option<Arc<ComparedFabric>>,
     /// Pods that have to go before the devices are free.
     pub victims: Vec<PodUid>,
     /// Other pods that leave it their devices once they are gone: they are on their way out already, and are to be gone by then, in seconds since

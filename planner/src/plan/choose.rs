@@ -1,11 +1,14 @@
 //! Chooses how many members go where: the narrowest scope that holds them, at the highest bandwidth inside the nodes,
 //! with the least left over.
 
+use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 
+use gantry_api::placement::ComparedFabric;
 use gantry_gang::DomainIx;
 
+use super::compare::{By, Choice};
 use super::demand::{Counts, Demand};
 use super::fill::{Anchors, Filler, Run};
 use super::pack::{Packing, State, leveled, nodes_of, pack};
@@ -28,6 +31,22 @@ pub(super) struct Chosen {
     /// Width of the scope, from 0; then the step of bandwidth, from the fastest.
     pub(super) rank: (Reverse<u32>, usize, usize),
     pub(super) runs: Vec<Run>,
+    /// The domains that it was compared with, if they are to be recorded.
+    pub(super) compared: Option<ComparedFabric>,
+}
+
+/// What filled domains are compared by. Smaller is better.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct FillKey {
+    /// By level, the widest first: in how many domains members are.
+    pub(super) breadth: Vec<usize>,
+    /// Room for more members.
+    pub(super) over: u32,
+    /// Free devices.
+    pub(super) loose: u32,
+    /// Nodes used, and the most members on one.
+    pub(super) nodes: usize,
+    pub(super) largest: u32,
 }
 
 /// A choice for several shapes, with its runs.
@@ -38,11 +57,15 @@ struct Packed {
 
 /// Chooses within one survey.
 pub(super) struct Chooser<'s, 'a> {
-    survey: &'s Survey<'a>,
-    anchors: &'s Anchors,
+    pub(super) survey: &'s Survey<'a>,
+    pub(super) anchors: &'s Anchors,
+    /// Whether the domains that are compared are recorded.
+    records: bool,
     loose: Vec<u32>,
     /// By step of bandwidth: members of each shape that each domain takes.
     sums: Vec<Vec<u32>>,
+    /// By class and number of members: what those take from later pods on a node.
+    lost: RefCell<HashMap<(u32, u32), i64>>,
 }
 
 impl<'s, 'a> Chooser<'s, 'a> {
@@ -50,9 +73,16 @@ impl<'s, 'a> Chooser<'s, 'a> {
         Self {
             survey,
             anchors,
+            records: false,
             loose: survey.loose(),
             sums: (0..survey.tiers()).map(|tier| survey.sums(tier)).collect(),
+            lost: RefCell::default(),
         }
+    }
+
+    /// The same, which records the domains that it compares.
+    pub(super) fn recording(self, records: bool) -> Self {
+        Self { records, ..self }
     }
 
     /// The best choice: as many members as fit; `None` if the minimum does not fit.
@@ -97,6 +127,17 @@ impl<'s, 'a> Chooser<'s, 'a> {
         let state = State::of(self.survey);
         let packing = self.packing(chosen.rank.2, &state);
         chosen.runs = leveled(packing, place, &counts, chosen.runs);
+        if self.records {
+            let (_, width, tier) = chosen.rank;
+            let by = By::Shapes(&counts);
+            chosen.compared = Some(self.compare(&Choice {
+                scopes: &scopes[..=width],
+                place,
+                tier,
+                runs: &chosen.runs,
+                by,
+            }));
+        }
         Some(chosen)
     }
 
@@ -152,7 +193,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
                 let packing = self.packing(tier, &state);
                 let runs = by_slices(packing, self.sums.get(tier)?, slices, &members)?;
                 let rank = (Reverse(counts.iter().sum()), width, tier);
-                Some(Chosen { rank, runs })
+                Some(Chosen { rank, runs, compared: None })
             })
         })
     }
@@ -180,7 +221,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
         most
     }
 
-    fn takes(&self, place: Place, slot: usize, tier: usize) -> u32 {
+    pub(super) fn takes(&self, place: Place, slot: usize, tier: usize) -> u32 {
         match place {
             Place::Node(node) => self.survey.takes(node, slot, tier),
             Place::Domain(domain) => {
@@ -191,7 +232,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
         }
     }
 
-    fn filler(&self, tier: usize) -> Filler<'_, 'a> {
+    pub(super) fn filler(&self, tier: usize) -> Filler<'_, 'a> {
         Filler::new(self.survey, 0, &self.loose, self.anchors, |node| self.survey.takes(node, 0, tier))
     }
 
@@ -218,7 +259,11 @@ impl<'s, 'a> Chooser<'s, 'a> {
                 let rank = (Reverse(members), width, tier);
                 if let Some(node) = self.best_node(&nodes, members) {
                     let runs = vec![Run { node, slot: 0, count: members }];
-                    return Some(Chosen { rank, runs });
+                    let by = By::OneShape { members, slices, filled: &[] };
+                    let place = Place::Node(node);
+                    let choice = Choice { scopes: &scopes[..=width], place, tier, runs: &runs, by };
+                    let compared = self.records.then(|| self.compare(&choice));
+                    return Some(Chosen { rank, runs, compared });
                 }
                 if found.is_empty() {
                     continue;
@@ -240,11 +285,29 @@ impl<'s, 'a> Chooser<'s, 'a> {
                         None => filler.fill_level(*domain, members)?,
                     }
                     let runs = filler.runs;
-                    let evenness = (runs.len(), runs.iter().map(|run| run.count).max());
-                    Some(((self.breadth(&runs), *over, *loose, evenness), runs))
+                    let key = FillKey {
+                        breadth: self.breadth(&runs),
+                        over: *over,
+                        loose: *loose,
+                        nodes: runs.len(),
+                        largest: runs.iter().map(|run| run.count).max().unwrap_or(0),
+                    };
+                    Some(((key, *domain), runs))
                 });
-                if let Some((_, runs)) = filled.min_by(|(a, _), (b, _)| a.cmp(b)) {
-                    return Some(Chosen { rank, runs });
+                let (mut keys, mut best): (Vec<(FillKey, DomainIx)>, Option<(usize, Vec<Run>)>) =
+                    Default::default();
+                for (key, runs) in filled {
+                    if best.as_ref().is_none_or(|(best, _)| key.0 < keys[*best].0) {
+                        best = Some((keys.len(), runs));
+                    }
+                    keys.push(key);
+                }
+                if let Some((best, runs)) = best {
+                    let by = By::OneShape { members, slices, filled: &keys };
+                    let place = Place::Domain(keys[best].1);
+                    let choice = Choice { scopes: &scopes[..=width], place, tier, runs: &runs, by };
+                    let compared = self.records.then(|| self.compare(&choice));
+                    return Some(Chosen { rank, runs, compared });
                 }
             }
         }
@@ -275,47 +338,39 @@ impl<'s, 'a> Chooser<'s, 'a> {
     /// Of nodes that take all members: the most preferred one, then the one that loses least, then the fullest, then
     /// the one in the fullest domains.
     fn best_node(&self, nodes: &[NodeIx], members: u32) -> Option<NodeIx> {
-        let mut lost: HashMap<u32, i64> = HashMap::new();
-        let key = |node: &NodeIx| {
-            let class = self.survey.input.snapshot.class(*node).map_or(u32::MAX, |class| class.0);
-            let lost = *lost.entry(class).or_insert_with(|| self.survey.lost(*node, 0, members));
-            (Reverse(self.survey.likes(*node, 0)), lost, self.survey.free_devices(*node))
-        };
-        let keys: Vec<_> = nodes.iter().map(key).collect();
+        let keys: Vec<_> = nodes.iter().map(|node| self.node_key(*node, members)).collect();
         let best = keys.iter().min()?;
         let equal = nodes.iter().zip(&keys).filter(|(_, key)| *key == best);
-        equal.map(|(node, _)| *node).min_by_key(|node| (self.around(*node), self.survey.name(*node)))
+        equal.map(|(node, _)| *node).min_by(|a, b| {
+            self.around(*a).cmp(self.around(*b)).then_with(|| self.survey.name(*a).cmp(self.survey.name(*b)))
+        })
+    }
+
+    /// How much the only shape prefers a node, what members take from later pods there, and its free devices.
+    pub(super) fn node_key(&self, node: NodeIx, members: u32) -> (Reverse<i64>, i64, u32) {
+        let class = self.survey.input.snapshot.class(node).map_or(u32::MAX, |class| class.0);
+        let mut known = self.lost.borrow_mut();
+        let lost = *known.entry((class, members)).or_insert_with(|| self.survey.lost(node, 0, members));
+        (Reverse(self.survey.likes(node, 0)), lost, self.survey.free_devices(node))
     }
 
     /// Free devices in the domains of a node, the smallest domain first.
-    fn around(&self, node: NodeIx) -> Vec<u32> {
-        let mut around = Vec::new();
-        let mut at = self.survey.fabric.of_node.get(node.0 as usize).copied();
-        while let Some(domain) = at {
-            around.extend(self.loose.get(domain.0 as usize));
-            at = self.survey.domain(domain).and_then(|domain| domain.parent);
-        }
-        around
+    pub(super) fn around(&self, node: NodeIx) -> impl Iterator<Item = u32> {
+        let smallest = self.survey.fabric.of_node.get(node.0 as usize).copied();
+        let path = smallest.into_iter().flat_map(|smallest| self.survey.fabric.path(smallest));
+        path.filter_map(|domain| self.loose.get(domain.0 as usize).copied())
     }
 
     /// Places so many members of each shape.
     fn shapes(&self, grounds: &[Vec<Place>], counts: &Counts) -> Option<Packed> {
-        let asked = counts.iter().zip(&self.survey.shapes).map(|(count, shape)| {
-            let devices: u64 = shape.request.asks.iter().map(|ask| u64::from(ask.devices)).sum();
-            u64::from(*count) * devices
-        });
-        let asked: u64 = asked.sum();
+        let asked = self.requested(counts);
         for (width, places) in grounds.iter().enumerate() {
             for tier in 0..self.survey.tiers() {
                 let fits = |place: &&Place| {
                     (0..counts.len()).all(|slot| self.takes(**place, slot, tier) >= counts[slot])
                         && asked <= self.free(**place)
                 };
-                let over = |place: Place| -> u64 {
-                    (0..counts.len())
-                        .map(|slot| u64::from(self.takes(place, slot, tier) - counts[slot]))
-                        .sum()
-                };
+                let over = |place: Place| self.left_over(place, counts, tier);
                 let name = |place: Place| match place {
                     Place::Node(node) => (self.survey.name(node), DomainIx(0)),
                     Place::Domain(domain) => ("", domain),
@@ -335,7 +390,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
                 }
                 if let Some((place, runs)) = packed {
                     let rank = (Reverse(counts.iter().sum()), width, tier);
-                    let chosen = Chosen { rank, runs };
+                    let chosen = Chosen { rank, runs, compared: None };
                     return Some(Packed { chosen, place });
                 }
             }
@@ -343,8 +398,23 @@ impl<'s, 'a> Chooser<'s, 'a> {
         None
     }
 
+    /// Devices that so many members of each shape request.
+    pub(super) fn requested(&self, counts: &Counts) -> u64 {
+        let requested = counts.iter().zip(&self.survey.shapes).map(|(count, shape)| {
+            let devices: u64 = shape.request.asks.iter().map(|ask| u64::from(ask.devices)).sum();
+            u64::from(*count) * devices
+        });
+        requested.sum()
+    }
+
+    /// Members that a place takes beyond these, each shape by itself.
+    pub(super) fn left_over(&self, place: Place, counts: &Counts, tier: usize) -> u64 {
+        let over = |slot: usize| self.takes(place, slot, tier).saturating_sub(counts[slot]);
+        (0..counts.len()).map(|slot| u64::from(over(slot))).sum()
+    }
+
     /// Free devices in a place, of all resources that the gang asks for.
-    fn free(&self, place: Place) -> u64 {
+    pub(super) fn free(&self, place: Place) -> u64 {
         u64::from(match place {
             Place::Node(node) => self.survey.free_devices(node),
             Place::Domain(domain) => self.loose.get(domain.0 as usize).copied().unwrap_or(0),

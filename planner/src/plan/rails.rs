@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use gantry_api::placement::CountedDevices;
 use gantry_gang::protocol::{MemberGroup, PlanRequest, RailShortage};
 use gantry_gang::terms::Rails;
 use gantry_topology::{GpuSet, NicSet};
@@ -189,9 +190,12 @@ pub(super) fn aligned(
         let floor = if is_required { 0 } else { own.slowest };
         let found =
             restricted(input, (gpus, nics), |input| plan(input, &aim.towards(Target::Only(nics), floor)));
-        let Some(found) = found.filter(|found| agree(policy, &found.rails)) else {
+        let Some(mut found) = found.filter(|found| agree(policy, &found.rails)) else {
             continue;
         };
+        if let Some(compared) = &mut found.placement.compared {
+            Arc::make_mut(compared).counted = CountedDevices::OnRails;
+        }
         if as_good(&found) {
             return Some(found);
         }

@@ -369,6 +369,14 @@ impl Survey<'_> {
         };
         limit.min(members)
     }
+
+    /// The bandwidth in MB/s of each member of a shape that a node takes, falling; empty if members exchange nothing.
+    pub(in crate::plan) fn reached(&self, node: NodeIx, slot: usize) -> &[u64] {
+        let limit = self.limits.get(node.0 as usize * self.shapes.len() + slot).copied().unwrap_or(0);
+        let class = self.input.snapshot.class(node).and_then(|class| self.classes.get(class.0 as usize));
+        let reach = class.and_then(|class| class.get(slot)).map_or(&[][..], |of| &of.reach);
+        &reach[..reach.len().min(limit as usize)]
+    }
 }
 
 fn of_class(class: &Class, shape: &Shape, counting: Counting) -> OfClass {

@@ -1,6 +1,7 @@
 mod apart;
 mod backfill;
 mod causes;
+mod compare;
 mod diagnosis;
 mod even;
 mod level;

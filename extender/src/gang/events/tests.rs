@@ -1,3 +1,4 @@
+use gantry_api::placement::ComparedFabric;
 use gantry_api::{DecidedReservation, Decision};
 use http::{Request, Response};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -19,6 +20,34 @@ fn status(phase: GangPhase, reason: Reason, bound: u32) -> GangStatus {
         domain: "rack r7".into(),
         ..GangStatus::default()
     }
+}
+
+/// The Event of the reservation names the domains that lost, in at most 250 bytes.
+#[test]
+fn reservation_event_names_the_next_best_domain() {
+    let compared: ComparedFabric =
+        serde_json::from_value(json!({"members": 8, "levels": [{"level": "rack", "domains": 12,
+        "holding": 5, "used": 1, "chosen": "rack r7",
+        "others": [{"domain": "rack r3", "reason": "LeftOver", "value": 4, "chosenValue": 0}]}]}))
+        .unwrap();
+    let compared = Some(Arc::new(compared));
+    let reserved = GangStatus {
+        message: "devices are reserved for 8 members in rack r7: 0 of 8 have arrived".into(),
+        compared: compared.clone(),
+        ..status(GangPhase::Reserved, Reason::WaitingForArrival, 0)
+    };
+    let note = |before: Option<&GangStatus>, now: &GangStatus| message(before, now).unwrap().note.to_string();
+    assert_eq!(
+        note(None, &reserved),
+        "devices are reserved for 8 members in rack r7: 0 of 8 have arrived. The best of 5 racks that hold the gang; next rack r3: room for 4 more members instead of 0"
+    );
+    let queued = status(GangPhase::Queued, Reason::InsufficientResources, 0);
+    let binding = GangStatus { compared, ..status(GangPhase::Binding, Reason::Binding, 3) };
+    assert!(
+        note(Some(&queued), &binding).starts_with("devices are reserved in rack r7. The best of 5 racks")
+    );
+    let long = GangStatus { message: "m".repeat(200), ..reserved };
+    assert!(note(None, &long).len() <= gantry_api::MAX_MESSAGE);
 }
 
 fn restarting() -> GangStatus {

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use gantry_api::placement::ComparedFabric;
 use gantry_api::{GangPhase, GangStatus, Reason};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{BLOCKED, MEMBERS_SLOW, View};
@@ -63,6 +64,9 @@ pub struct Said {
     pub domain: String,
     /// The rails that it uses; empty if none were chosen.
     pub rails: String,
+    /// Why there: the domains that were compared when it was planned, if any were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compared: Option<Arc<ComparedFabric>>,
     /// Failed attempts since it was last bound.
     pub failed_attempts: u32,
     /// An action that is blocked for it, and the remedy.
@@ -148,6 +152,11 @@ impl Index {
         reported.or_else(|| Some(self.gangs.core.view(key)?.reason().0))
     }
 
+    /// The domains that were compared when a gang was planned, as the extender has written them.
+    pub(in crate::index) fn compared_for(&self, key: &GangKey) -> Option<Arc<ComparedFabric>> {
+        self.status_of(key)?.compared.clone()
+    }
+
     pub(super) fn standing(&self, view: View<'_>, position: Option<usize>) -> GangStanding {
         let settled = view.is_decided() || view.phase() >= GangPhase::Bound;
         let status = self.status_of(view.key());
@@ -170,6 +179,7 @@ impl Index {
             has_nodes_kept,
             domain,
             rails,
+            compared: _,
             mut members,
             places,
         } = self.show(view, position);
@@ -228,6 +238,7 @@ fn said(status: &GangStatus) -> Said {
         message: status.message.clone(),
         domain: status.domain.clone(),
         rails: status.rails.clone(),
+        compared: status.compared.clone(),
         failed_attempts: status.failed_attempts,
         hindered: message(BLOCKED),
         slow_members: message(MEMBERS_SLOW),

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use gantry_api::placement::GangPlacement;
 use gantry_api::{NodeName, PodUid};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Answer, Arrival, Assignment, BindEnd, GangEvent, Offered, Reply};
@@ -179,8 +180,19 @@ impl Index {
         let layouts =
             entry.and_then(|entry| entry.layouts_within(&entry.available(placed, pod)?, &request, pod));
         let layouts = layouts
-            .ok_or_else(|| BindError::not_free(target, "the devices of its place are not given back yet"))?;
-        self.reservations.grant(&mut self.nodes, node, target, &request, &layouts)
+            .ok_or_else(|| BindError::not_free(target, "the devices of its reservation are not released yet"))?;
+        let gang = self.gang_placement(&placed.gang);
+        self.reservations.grant(&mut self.nodes, node, target, &request, &layouts, gang)
+    }
+
+    /// Where a gang was placed, in short.
+    fn gang_placement(&self, gang: &GangKey) -> Option<GangPlacement> {
+        let view = self.gangs.core.view(gang)?;
+        Some(GangPlacement {
+            object: gang.object_name(),
+            domain: view.domain().to_string(),
+            level: view.compared().and_then(|compared| compared.chosen()).cloned(),
+        })
     }
 
     /// The node of the place that a member has.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
+use gantry_api::placement::ComparedFabric;
 use gantry_api::{DeviceId, GangPhase, NodeName, PodUid, Reason};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Continuations, Refusal, Stage, View, WaitReason};
@@ -50,6 +51,8 @@ pub struct GangView {
     pub domain: Arc<str>,
     /// The rails that it uses.
     pub rails: Arc<str>,
+    /// Why there: the domains that were compared, if any were.
+    pub compared: Option<Arc<ComparedFabric>>,
     /// Its members, by rank, then name.
     pub members: Vec<MemberView>,
     /// Its places.
@@ -334,6 +337,7 @@ impl Index {
             has_nodes_kept: self.kept().is_some_and(|kept| kept.gang == *key),
             domain: Arc::clone(view.domain()),
             rails: Arc::clone(view.rails()),
+            compared: view.compared().cloned(),
             members: Vec::new(),
             places: Vec::new(),
         }

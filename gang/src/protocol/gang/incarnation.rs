@@ -11,7 +11,7 @@ use gantry_api::{DecidedReservation, Decision, GangPhase, NodeName, PodUid};
 use super::super::attempts::Attempts;
 use super::super::decision::Decided;
 use super::super::members::{Class, Count, TrackedMember};
-use super::super::objects::Known;
+use super::super::objects::{GangSite, Known};
 use super::super::slots::Slot;
 use super::super::types::{Member, Now, Settings, Stage};
 use super::super::{Env, after};
@@ -61,7 +61,7 @@ impl Gang {
         self.lost_to_eviction = false;
         self.bound_at = None;
         self.continues = None;
-        (self.domain, self.rails) = ("".into(), "".into());
+        self.site = GangSite::default();
         let completed = |member: &TrackedMember| self.members().class(member) == Class::Completed;
         for uid in self.members().uids(completed) {
             self.count_declaration(&uid);
@@ -266,7 +266,7 @@ impl Gang {
         self.agreement.retain_owners(true, None);
         self.bound_priority = self.members().priority();
         self.attempts.resume_decided(known.failed_attempts());
-        (self.domain, self.rails) = (known.domain().clone(), known.rails().clone());
+        self.site = known.site();
         self.bound_at = known.bound_at();
         self.waiting_since = known.waiting_since().unwrap_or(self.waiting_since);
         for reservation in &decision.reservations {

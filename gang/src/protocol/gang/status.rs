@@ -144,9 +144,11 @@ pub(super) fn cause(gang: &Gang, now: Instant) -> Cause {
             Some(barrier) if barrier.are_victims_terminating() => Cause::VictimsTerminating,
             _ => Cause::WaitingForVictims { blocked: removal_blockers(gang) },
         },
-        GangPhase::Reserved => {
-            Cause::WaitingForArrival { arrived: count.ready().min(min), min, domain: gang.domain.clone() }
-        }
+        GangPhase::Reserved => Cause::WaitingForArrival {
+            arrived: count.ready().min(min),
+            min,
+            domain: gang.site.domain.clone(),
+        },
         GangPhase::Committing => {
             let rejected = match &gang.state {
                 State::Committing(commit) => commit.refused(),
@@ -289,8 +291,9 @@ pub(super) fn status(gang: &mut Gang, now: Now, settings: &Settings) -> GangStat
         bound: count.bound(),
         completed: count.of(Class::Completed),
         completed_by_role: gang.members().completed_by_role(),
-        domain: gang.domain.to_string(),
-        rails: gang.rails.to_string(),
+        domain: gang.site.domain.to_string(),
+        rails: gang.site.rails.to_string(),
+        compared: gang.site.compared.clone(),
         waiting_since: waits.then(|| time(gang.waiting_since)),
         bound_at: gang.bound_at.map(time),
         restarting: matches!(gang.state, State::Restarting { .. }),

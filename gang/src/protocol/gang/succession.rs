@@ -8,7 +8,7 @@ use gantry_api::{Continuation, Decision, PodUid};
 
 use super::super::idle_time::IdleTime;
 use super::super::members::Count;
-use super::super::objects::Known;
+use super::super::objects::{GangSite, Known};
 use super::super::slots::Slot;
 use super::super::types::{Now, Placement, Settings};
 use super::super::{Env, after};
@@ -68,8 +68,7 @@ pub(in super::super) struct Inheritance {
     slots: Vec<Slot>,
     held: IdleTime,
     unused: IdleTime,
-    domain: Arc<str>,
-    rails: Arc<str>,
+    site: GangSite,
 }
 
 impl Succession {
@@ -143,9 +142,9 @@ impl Gang {
 
     /// Keeps the slots for the next incarnation.
     pub(super) fn keep_for_next(&mut self, env: &mut Env<'_>, succession: Box<Succession>) {
-        let kept = (self.domain.clone(), self.rails.clone());
+        let kept = self.site.clone();
         self.begin_incarnation_keeping_slots(false, env.now.at);
-        (self.domain, self.rails) = kept;
+        self.site = kept;
         self.waiting_since = env.now.unix;
         self.begin_awaiting(env, succession);
     }
@@ -264,7 +263,7 @@ impl Gang {
             return;
         }
         self.roster.release_kept();
-        let placement = Placement { domain: self.domain.clone(), ..Placement::default() };
+        let placement = Placement { domain: self.site.domain.clone(), ..Placement::default() };
         let (ready, arrival) = (self.count().ready(), self.arrival(env.settings));
         let barrier = Barrier::new(env.now.at, &placement, ready, arrival, env.settings);
         let before = std::mem::replace(&mut self.state, State::Reserved(barrier));
@@ -295,7 +294,7 @@ impl Gang {
         };
         self.release_all();
         self.held.follow(env.now.at, false);
-        (self.domain, self.rails) = ("".into(), "".into());
+        self.site = GangSite::default();
         self.agreement.retain_owners(false, None);
         self.state = match self.count().alive() {
             0 => State::Over { until: after(env.now.at, linger) },
@@ -348,8 +347,7 @@ impl Gang {
             slots,
             held: std::mem::take(&mut self.held),
             unused: std::mem::take(&mut self.unused),
-            domain: std::mem::replace(&mut self.domain, "".into()),
-            rails: std::mem::replace(&mut self.rails, "".into()),
+            site: std::mem::take(&mut self.site),
         })
     }
 
@@ -360,7 +358,7 @@ impl Gang {
             self.roster.add_kept(slot);
         }
         (self.held, self.unused) = (inheritance.held, inheritance.unused);
-        (self.domain, self.rails) = (inheritance.domain, inheritance.rails);
+        self.site = inheritance.site;
         self.agreement.retain_owners(true, None);
         self.state = State::Awaiting(inheritance.succession);
     }
@@ -390,7 +388,7 @@ impl Gang {
         let most = env.settings.ceilings.restart_hold;
         let left = shown.until.as_ref().map(|until| until.0.as_second().saturating_sub(env.now.unix).max(0));
         let left = left.map(|left| Duration::from_secs(left.unsigned_abs()).min(most));
-        (self.domain, self.rails) = (known.domain().clone(), known.rails().clone());
+        self.site = known.site();
         self.waiting_since = known.waiting_since().unwrap_or(self.waiting_since);
         self.agreement.retain_owners(true, Some(owner.clone()));
         self.state = State::Awaiting(Box::new(Succession {

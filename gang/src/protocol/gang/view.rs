@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use gantry_api::placement::ComparedFabric;
 use gantry_api::{GangPhase, NodeName, PodUid, Reason};
 
 use super::super::barrier::Barrier;
@@ -172,12 +173,17 @@ impl<'a> View<'a> {
 
     /// The part of the fabric where its slots are; empty if it has none.
     pub fn domain(&self) -> &'a Arc<str> {
-        &self.gang.domain
+        &self.gang.site.domain
     }
 
     /// The rails that its slots use; empty if none were chosen.
     pub fn rails(&self) -> &'a Arc<str> {
-        &self.gang.rails
+        &self.gang.site.rails
+    }
+
+    /// Why its slots are there: the domains that were compared, if any were.
+    pub fn compared(&self) -> Option<&'a Arc<ComparedFabric>> {
+        self.gang.site.compared.as_ref()
     }
 
     /// Members that exist, or have ended well; those that a scheduling gate or kube-scheduler keeps back are among them.

@@ -1,7 +1,9 @@
 //! What people read, at every stage.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
+use gantry_api::placement::ComparedFabric;
 use gantry_api::{GangPhase, GangStatus, MAX_MESSAGE, Reason};
 
 use super::world::{World, bound, in_pod_group, key, leaving, member, membership, place, uid, wants};
@@ -319,6 +321,44 @@ fn a_gang_lies_where_its_replacements_do_too() {
     );
     let held: Vec<_> = wanted.placed.iter().map(|sibling| sibling.devices.clone()).collect();
     assert_eq!(held, [place("n1", "a-g1").devices], "the planner knows the devices of the other members");
+}
+
+/// Members that come later, and an extender that takes over, leave the comparison as it is.
+#[test]
+fn comparison_is_of_the_plan_of_the_whole_gang() {
+    let compared = |members: u32| Some(Arc::new(ComparedFabric::new(members, Vec::new())));
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    let wanted = world.next().expect("a gang wants a plan");
+    let placement = Placement {
+        places: vec![place("n0", "g0"), place("n1", "g1")],
+        compared: compared(2),
+        ..Placement::default()
+    };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
+    assert_eq!(world.status("a").compared, compared(2));
+    world.come_all("a", 2);
+    world.write();
+    for pod in ["a0", "a1"] {
+        world.bind(pod);
+    }
+    world.gone("a0");
+    world.pass(600);
+    world.see(member("a2", membership("a", 2)));
+    let wanted = world.next().expect("a gang wants a plan");
+    let more = Placement { places: vec![place("n9", "g9")], compared: compared(1), ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(more) });
+    let status = world.status("a");
+    assert_eq!(status.compared, compared(2));
+
+    // The next process takes it from the object.
+    let mut next = World::with(crate::protocol::Settings::default());
+    next.show("a", status.clone());
+    for pod in ["a1", "a2"] {
+        next.see(member(pod, membership("a", 2)));
+    }
+    next.handle(GangEvent::Synced);
+    assert_eq!(next.status("a").compared, compared(2));
 }
 
 #[test]

@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result, ensure};
 use gantry_api::names::{
     GANG_MAX_ANNOTATION, GANG_MIN_ANNOTATION, GANG_RANK_ANNOTATION, GANG_REQUIRED_LEVEL_ANNOTATION,
-    GANG_SLICE_ANNOTATION,
+    GANG_SLICE_ANNOTATION, PLACEMENT_ANNOTATION,
 };
-use gantry_api::{GangPhase, Reason};
+use gantry_api::placement::DomainLoss;
+use gantry_api::{GangPhase, Placement, Reason};
 use gantry_e2e::until;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
@@ -16,10 +17,10 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use super::churn::nothing_is_left;
-use super::gangs::with_options;
+use super::gangs::{restart_extender, with_options};
 use crate::bed::Bed;
 use crate::gangs::{Crew, GANG_LIMIT, Scene, brief};
-use crate::{pods, records};
+use crate::{pods, records, views};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 const RACK: &str = "topology.kubernetes.io/rack";
@@ -74,6 +75,7 @@ async fn within_one_rack(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
     ensure!(nodes == [racks.large, racks.large, racks.small], "in two racks: {nodes:?}");
     let status = scene.status("within").await?;
     ensure!(status.domain == "rack r1", "{:?}", status.domain);
+    shows_why_there(scene, &within).await?;
     scene.disband(&within).await?;
 
     let wide = Crew::new("wide", 4, 4).with(GANG_REQUIRED_LEVEL_ANNOTATION, "rack");
@@ -95,6 +97,31 @@ async fn within_one_rack(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
     .await?;
     scene.holds_nothing(&wide).await?;
     scene.disband(&wide).await
+}
+
+/// Where the gang went, level by level, is known after the extender has restarted: from the Gang, and in short from the
+/// annotation of each member.
+async fn shows_why_there(scene: &Scene<'_>, within: &Crew) -> Result<()> {
+    let before = scene.status("within").await?.compared.context("no comparison in the status")?;
+    let levels: Vec<&str> = before.levels.iter().map(|level| level.level.as_str()).collect();
+    ensure!(levels == ["node", "rack"], "{levels:?}");
+    let other = before.levels[1].others.first().context("no other rack")?;
+    let lost = (other.reason, other.value, other.chosen_value);
+    ensure!(lost == (DomainLoss::Members, Some(2), Some(3)), "{lost:?}");
+    restart_extender(scene.bed, &["--fabric=zone-rack".to_owned()]).await?;
+    let after = scene.status("within").await?.compared;
+    ensure!(after.as_ref() == Some(&before), "{after:?}");
+    let explained = views::explained(scene.bed, &["gang", "within", "-n", &*scene.namespace]).await?;
+    for words in ["none of 3 nodes holds the gang", "rack r1: the only one of 2 racks", "2 of 3 members fit"]
+    {
+        ensure!(explained.contains(words), "{words:?} is not in\n{explained}");
+    }
+    let pod = scene.pods.get(&within.pod_name(0)).await?;
+    let placement = pod.metadata.annotations.unwrap_or_default().remove(PLACEMENT_ANNOTATION);
+    let placement: Placement = serde_json::from_str(&placement.context("no annotation")?)?;
+    let gang = placement.gang.context("no gang in the annotation")?;
+    ensure!(gang.domain == "rack r1" && gang.level.is_some(), "{gang:?}");
+    Ok(())
 }
 
 /// Nine of ten possible members: three in one rack and six in the other, with neighbouring ranks side by side.

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
+use gantry_api::GangStatus;
+
 use super::*;
+use crate::answers;
 use crate::index::Index;
 
 #[test]
@@ -29,6 +32,16 @@ fn what_was_decided_before_a_restart_is_kept_and_finished() {
     let (key, status) = statuses.into_iter().next_back().unwrap();
     assert!(status.decision.is_some());
 
+    let after = restarted(&key.object_name(), &status, &pods);
+    assert_eq!((after.free("m"), after.free("n")), (String::new(), String::new()));
+    for (uid, planned) in ["a-0", "a-1"].iter().zip(&nodes) {
+        assert_eq!(node(&after, uid), *planned);
+        assert_eq!(granted(&admit(&after, uid, planned).unwrap()).len(), 8);
+    }
+}
+
+/// Another process, which finds nodes `m` and `n`, the status of a gang and its pods.
+fn restarted(object_name: &str, status: &GangStatus, pods: &[Value]) -> Cluster {
     let after = Cluster::cold(Options::default());
     after.list(Source::Gangs, |cluster| {
         let object = Object {
@@ -38,7 +51,7 @@ fn what_was_decided_before_a_restart_is_kept_and_finished() {
             spec: Ok(GangSpec::default()),
             status: status.clone(),
         };
-        cluster.store.update(|index| index.gang_object_seen("default", &key.object_name(), object));
+        cluster.store.update(|index| index.gang_object_seen("default", object_name, object));
     });
     after.list(Source::Nodes, |cluster| {
         cluster.node("m", 8).node("n", 8);
@@ -47,15 +60,46 @@ fn what_was_decided_before_a_restart_is_kept_and_finished() {
         cluster.inventory(&gpu_node("m", &bridged())).inventory(&gpu_node("n", &bridged()));
     });
     after.list(Source::Pods, |cluster| {
-        for pod in &pods {
+        for pod in pods {
             cluster.pod(pod);
         }
     });
-    assert_eq!((after.free("m"), after.free("n")), (String::new(), String::new()));
-    for (uid, planned) in ["a-0", "a-1"].iter().zip(&nodes) {
-        assert_eq!(node(&after, uid), *planned);
-        assert_eq!(granted(&admit(&after, uid, planned).unwrap()).len(), 8);
+    after
+}
+
+/// Why a gang is where it is: known to the next process by the Gang object, and to each member's annotation in short.
+#[test]
+fn comparison_of_a_gang_outlives_a_restart() {
+    let before = two_nodes();
+    let pods = members("a", 2, 8);
+    create(&before, &pods);
+    let nodes = [node(&before, "a-0"), node(&before, "a-1")];
+    for (uid, node) in ["a-0", "a-1"].iter().zip(&nodes) {
+        admit(&before, uid, node).unwrap();
     }
+    commit(&before);
+    let (key, status) = before.store.update(|index| index.take_statuses()).into_iter().next_back().unwrap();
+    // As the object is written and read.
+    let status: GangStatus = serde_json::from_str(&serde_json::to_string(&status).unwrap()).unwrap();
+    let compared = status.compared.clone().unwrap();
+    assert_eq!(
+        compared.to_string(),
+        "None of 2 nodes holds the gang, which uses 2; next m: 1 of 2 members fit"
+    );
+
+    let after = restarted(&key.object_name(), &status, &pods);
+    let view = after.store.read(|index| index.gang_view("default", "a")).unwrap();
+    assert_eq!(view.compared.as_ref(), Some(&compared));
+    let BindStep::Member(Reserved::Grant { placement, .. }) = admit(&after, "a-0", &nodes[0]).unwrap() else {
+        panic!("no grant");
+    };
+    let gang = placement.gang.as_ref().unwrap();
+    assert_eq!(gang.level.as_ref().and_then(|level| level.chosen.as_deref()), Some("cluster"));
+    let report = answers::gang(&after.store, &[], "default", "a").unwrap();
+    assert_eq!(report.gang.said.unwrap().compared.as_ref(), Some(&compared));
+    after.pod(&bound(pods[0].clone(), &nodes[0], 1, Some("0-7")));
+    let report = answers::pod(&after.store, &["nvidia.com/gpu"], "default", "a-0").unwrap();
+    assert_eq!(report.gang_compared.as_ref(), Some(&compared));
 }
 
 #[test]

@@ -1,0 +1,399 @@
+//! Why a gang goes where it goes: at each level up to the one of which one domain holds it, the domains that were
+//! compared and why the best of the others lost. Looks at each domain once, and at a few closely.
+
+use std::cmp::{Ordering, Reverse};
+
+use gantry_api::placement::{ComparedDomain, ComparedFabric, ComparedLevel, DomainLoss};
+use gantry_gang::DomainIx;
+
+use super::choose::{Chooser, FillKey};
+use super::demand::Counts;
+use super::diagnosis::level_name;
+use super::fill::{Filler, Run};
+use super::scope::{Place, Scope, places};
+use super::slices::Slices;
+use crate::snapshot::NodeIx;
+
+/// What was chosen, and what it was compared by.
+pub(super) struct Choice<'c> {
+    /// The scopes that were tried, the narrowest first; a place of the last one was chosen.
+    pub(super) scopes: &'c [Scope],
+    pub(super) place: Place,
+    /// The step of bandwidth.
+    pub(super) tier: usize,
+    pub(super) runs: &'c [Run],
+    pub(super) by: By<'c>,
+}
+
+/// How places of a scope were compared.
+pub(super) enum By<'c> {
+    /// Members of the only shape. With the domains that were filled.
+    OneShape { members: u32, slices: Option<Slices>, filled: &'c [(FillKey, DomainIx)] },
+    /// Members of several shapes, or with rules among them.
+    Shapes(&'c Counts),
+}
+
+/// Why a place lost, before its values are worked out.
+#[derive(Debug, Clone, Copy)]
+enum Why {
+    TooFew {
+        fits: u32,
+    },
+    Devices {
+        requested: u64,
+    },
+    Rules,
+    Slower {
+        slot: usize,
+    },
+    /// One of the domains that were filled.
+    Filled(usize),
+    /// A node that holds all members.
+    Node,
+    /// What is left over decides.
+    LeftOver(i64),
+}
+
+/// A place that lost. The first of two lost less.
+#[derive(Debug, Clone, Copy)]
+struct Loser {
+    order: (u8, i64, i64, i64),
+    place: Place,
+    why: Why,
+}
+
+/// Places that are as good as the chosen one by bandwidth and were looked at closely; the same that were not; slower
+/// ones; those that hold the members by number only; those that are too small.
+const CLOSE: u8 = 0;
+const FAR: u8 = 1;
+const SLOWER: u8 = 2;
+const RULES: u8 = 3;
+const SMALL: u8 = 4;
+
+/// Counts members that places take in whole slices.
+struct Sliced<'s, 'a> {
+    slices: Slices,
+    lowest: Filler<'s, 'a>,
+    /// At the step of bandwidth of the choice.
+    tier: Filler<'s, 'a>,
+}
+
+fn number(value: impl TryInto<i64>) -> i64 {
+    value.try_into().unwrap_or(i64::MAX)
+}
+
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+impl<'a> Chooser<'_, 'a> {
+    /// Compares the choice with the other places of each scope.
+    pub(super) fn compare(&self, choice: &Choice<'_>) -> ComparedFabric {
+        let members = choice.runs.iter().fold(0u32, |sum, run| sum.saturating_add(run.count));
+        let sliced = match choice.by {
+            By::OneShape { slices: Some(slices), .. } => Some(Sliced {
+                slices,
+                lowest: self.filler(self.survey.lowest_tier()),
+                tier: self.filler(choice.tier),
+            }),
+            _ => None,
+        };
+        let last = choice.scopes.len().saturating_sub(1);
+        let levels = choice.scopes.iter().enumerate();
+        let levels = levels.map(|(at, scope)| {
+            let chosen = (at == last).then_some(choice.place);
+            self.compare_scope(choice, *scope, chosen, sliced.as_ref())
+        });
+        ComparedFabric::new(members, levels.collect())
+    }
+
+    fn compare_scope(
+        &self,
+        choice: &Choice<'_>,
+        scope: Scope,
+        chosen: Option<Place>,
+        sliced: Option<&Sliced<'_, 'a>>,
+    ) -> ComparedLevel {
+        let mut places = places(self.survey, self.anchors, scope);
+        if scope == Scope::Node {
+            places.retain(|place| matches!(place, Place::Node(node) if self.survey.class(*node).is_some()));
+        }
+        let (mut holding, mut best) = (0u32, Vec::with_capacity(ComparedFabric::MAX_OTHERS + 1));
+        for place in &places {
+            if chosen == Some(*place) {
+                holding += 1;
+                continue;
+            }
+            let loser = self.loser(choice, *place, chosen.is_some(), sliced);
+            holding += u32::from(loser.order.0 < RULES);
+            self.keep(&mut best, loser);
+        }
+        let name = |place: Place| match place {
+            Place::Node(node) => self.survey.name(node).to_owned(),
+            Place::Domain(domain) => self.survey.fabric.words(domain),
+        };
+        let others = best
+            .into_iter()
+            .map(|loser| ComparedDomain { domain: name(loser.place), ..self.loss(choice, loser) });
+        ComparedLevel {
+            level: level_name(self.survey, scope).to_string(),
+            domains: count(places.len()),
+            holding,
+            used: self.used(choice.runs, scope),
+            chosen: chosen.map(name),
+            others: others.collect(),
+        }
+    }
+
+    /// Why a place was not chosen. `is_level`: another place of its scope was.
+    fn loser(
+        &self,
+        choice: &Choice<'_>,
+        place: Place,
+        is_level: bool,
+        sliced: Option<&Sliced<'_, 'a>>,
+    ) -> Loser {
+        let (order, why) = match &choice.by {
+            By::OneShape { members, filled, .. } => {
+                self.loser_of_one(choice, place, (*members, *filled), is_level, sliced)
+            }
+            By::Shapes(counts) => self.loser_of_several(choice, place, counts, is_level),
+        };
+        Loser { order, place, why }
+    }
+
+    fn loser_of_one(
+        &self,
+        choice: &Choice<'_>,
+        place: Place,
+        (members, filled): (u32, &[(FillKey, DomainIx)]),
+        is_level: bool,
+        sliced: Option<&Sliced<'_, 'a>>,
+    ) -> ((u8, i64, i64, i64), Why) {
+        let lowest = self.survey.lowest_tier();
+        let takes = |tier: usize| match (sliced, place) {
+            (Some(sliced), Place::Domain(domain)) => {
+                let filler = if tier == lowest { &sliced.lowest } else { &sliced.tier };
+                filler.takes_sliced(domain, sliced.slices, members)
+            }
+            _ => self.takes(place, 0, tier),
+        };
+        let fits = takes(lowest);
+        if fits < members {
+            return ((SMALL, -number(fits), 0, 0), Why::TooFew { fits });
+        }
+        if !is_level {
+            return ((RULES, 0, 0, 0), Why::Rules);
+        }
+        if takes(choice.tier) < members {
+            let slowest = number(self.slowest(place, 0, members));
+            return ((SLOWER, -slowest, 0, 0), Why::Slower { slot: 0 });
+        }
+        match place {
+            Place::Node(node) => {
+                let (likes, lost, free) = self.node_key(node, members);
+                ((CLOSE, likes.0.saturating_neg(), lost, number(free)), Why::Node)
+            }
+            Place::Domain(domain) => match filled.iter().position(|(_, of)| *of == domain) {
+                Some(at) => {
+                    let better = filled.iter().filter(|(key, of)| (key, of) < (&filled[at].0, &domain));
+                    ((CLOSE, number(better.count()), 0, 0), Why::Filled(at))
+                }
+                None => {
+                    let over = number(self.takes(place, 0, lowest)) - number(members);
+                    let loose = number(self.free(place));
+                    ((FAR, over, loose, number(domain.0)), Why::LeftOver(over))
+                }
+            },
+        }
+    }
+
+    fn loser_of_several(
+        &self,
+        choice: &Choice<'_>,
+        place: Place,
+        counts: &Counts,
+        is_level: bool,
+    ) -> ((u8, i64, i64, i64), Why) {
+        let slots = 0..counts.len();
+        let fits = |tier: usize| slots.clone().all(|slot| self.takes(place, slot, tier) >= counts[slot]);
+        let lowest = self.survey.lowest_tier();
+        if !fits(lowest) {
+            let each = slots.map(|slot| self.takes(place, slot, lowest).min(counts[slot]));
+            let fits = each.fold(0u32, u32::saturating_add);
+            return ((SMALL, -number(fits), 0, 0), Why::TooFew { fits });
+        }
+        let requested = self.requested(counts);
+        if requested > self.free(place) {
+            return ((SMALL, -number(counts.iter().sum::<u32>()), 0, 0), Why::Devices { requested });
+        }
+        if !is_level {
+            return ((RULES, 0, 0, 0), Why::Rules);
+        }
+        let slower = slots.clone().find(|slot| self.takes(place, *slot, choice.tier) < counts[*slot]);
+        if let Some(slot) = slower {
+            let slowest = number(self.slowest(place, slot, counts[slot]));
+            return ((SLOWER, -slowest, 0, 0), Why::Slower { slot });
+        }
+        let over = number(self.left_over(place, counts, choice.tier));
+        let own = number(self.left_over(choice.place, counts, choice.tier));
+        // Places before the chosen one were tried.
+        match over.cmp(&own).then_with(|| self.by_name(place, choice.place)) {
+            Ordering::Less => ((RULES, over, 0, 0), Why::Rules),
+            Ordering::Equal | Ordering::Greater => ((CLOSE, over, 0, 0), Why::LeftOver(over)),
+        }
+    }
+
+    /// Keeps a loser if it is among the best.
+    fn keep(&self, best: &mut Vec<Loser>, loser: Loser) {
+        let at = best.iter().position(|known| self.order(&loser, known).is_lt()).unwrap_or(best.len());
+        if at < ComparedFabric::MAX_OTHERS {
+            best.insert(at, loser);
+            best.truncate(ComparedFabric::MAX_OTHERS);
+        }
+    }
+
+    fn order(&self, one: &Loser, other: &Loser) -> Ordering {
+        let around = || match (one.why, one.place, other.place) {
+            (Why::Node, Place::Node(one), Place::Node(other)) => self.around(one).cmp(self.around(other)),
+            _ => Ordering::Equal,
+        };
+        one.order.cmp(&other.order).then_with(around).then_with(|| self.by_name(one.place, other.place))
+    }
+
+    fn by_name(&self, one: Place, other: Place) -> Ordering {
+        match (one, other) {
+            (Place::Node(one), Place::Node(other)) => self.survey.name(one).cmp(self.survey.name(other)),
+            _ => one.cmp(&other),
+        }
+    }
+
+    /// The reason with its values. The domain is left empty.
+    fn loss(&self, choice: &Choice<'_>, loser: Loser) -> ComparedDomain {
+        let of = |reason, values: Option<(i64, i64)>| ComparedDomain {
+            domain: String::new(),
+            reason,
+            value: values.map(|(value, _)| value),
+            chosen_value: values.map(|(_, chosen)| chosen),
+            level: None,
+        };
+        let members = match &choice.by {
+            By::OneShape { members, .. } => *members,
+            By::Shapes(counts) => counts.iter().sum(),
+        };
+        match loser.why {
+            Why::TooFew { fits } => of(DomainLoss::Members, Some((number(fits), number(members)))),
+            Why::Devices { requested } => {
+                of(DomainLoss::Devices, Some((number(self.free(loser.place)), number(requested))))
+            }
+            Why::Rules => of(DomainLoss::Rules, None),
+            Why::Slower { slot } => {
+                let wanted = match &choice.by {
+                    By::OneShape { members, .. } => *members,
+                    By::Shapes(counts) => counts.get(slot).copied().unwrap_or(0),
+                };
+                let slowest = |place| number(self.slowest(place, slot, wanted));
+                let values = (slowest(loser.place), slowest(choice.place));
+                // Whole slices may need slower members than the fastest of a domain.
+                of(DomainLoss::Bandwidth, Some(values).filter(|(there, chosen)| there < chosen))
+            }
+            Why::LeftOver(over) => {
+                let (own, loose) = match &choice.by {
+                    By::OneShape { .. } => {
+                        let takes = self.takes(choice.place, 0, self.survey.lowest_tier());
+                        let loose = (number(self.free(loser.place)), number(self.free(choice.place)));
+                        (number(takes) - number(members), loose)
+                    }
+                    By::Shapes(counts) => (number(self.left_over(choice.place, counts, choice.tier)), (0, 0)),
+                };
+                match (over == own, loose.0 == loose.1) {
+                    (false, _) => of(DomainLoss::LeftOver, Some((over, own))),
+                    (true, false) => of(DomainLoss::FreeDevices, Some(loose)),
+                    (true, true) => of(DomainLoss::Name, None),
+                }
+            }
+            Why::Filled(at) => {
+                let By::OneShape { filled, .. } = &choice.by else { return of(DomainLoss::Name, None) };
+                let own = filled.iter().find(|(_, domain)| Place::Domain(*domain) == choice.place);
+                match (filled.get(at), own) {
+                    (Some((there, _)), Some((own, _))) => self.difference(there, own),
+                    _ => of(DomainLoss::Name, None),
+                }
+            }
+            Why::Node => {
+                let (Place::Node(there), Place::Node(own)) = (loser.place, choice.place) else {
+                    return of(DomainLoss::Name, None);
+                };
+                let (here, chosen) = (self.node_key(there, members), self.node_key(own, members));
+                let around = || self.around(there).zip(self.around(own)).find(|(a, b)| a != b);
+                if here.0 != chosen.0 {
+                    of(DomainLoss::Preference, Some((here.0.0, chosen.0.0)))
+                } else if here.1 != chosen.1 {
+                    of(DomainLoss::Stranded, Some((here.1, chosen.1)))
+                } else if here.2 != chosen.2 {
+                    of(DomainLoss::FreeDevices, Some((number(here.2), number(chosen.2))))
+                } else if let Some((there, own)) = around() {
+                    of(DomainLoss::Surroundings, Some((number(there), number(own))))
+                } else {
+                    of(DomainLoss::Name, None)
+                }
+            }
+        }
+    }
+
+    /// The first difference of two domains that were filled.
+    fn difference(&self, there: &FillKey, own: &FillKey) -> ComparedDomain {
+        let broader =
+            there.breadth.iter().zip(&own.breadth).enumerate().find(|(_, (there, own))| there != own);
+        let (reason, values) = if let Some((_, (there, own))) = broader {
+            (DomainLoss::Parts, (number(*there), number(*own)))
+        } else if there.over != own.over {
+            (DomainLoss::LeftOver, (number(there.over), number(own.over)))
+        } else if there.loose != own.loose {
+            (DomainLoss::FreeDevices, (number(there.loose), number(own.loose)))
+        } else if there.nodes != own.nodes {
+            (DomainLoss::Nodes, (number(there.nodes), number(own.nodes)))
+        } else if there.largest != own.largest {
+            (DomainLoss::Uneven, (number(there.largest), number(own.largest)))
+        } else {
+            (DomainLoss::Name, (0, 0))
+        };
+        let is_named = reason == DomainLoss::Name;
+        let level = broader.and_then(|(level, _)| self.survey.fabric.levels.0.get(level));
+        ComparedDomain {
+            domain: String::new(),
+            reason,
+            value: (!is_named).then_some(values.0),
+            chosen_value: (!is_named).then_some(values.1),
+            level: level.map(|level| level.name.to_string()),
+        }
+    }
+
+    /// The bandwidth of the slowest of so many members of a shape in a place, if the fastest are taken; MB/s.
+    fn slowest(&self, place: Place, slot: usize, members: u32) -> u64 {
+        let mut reached: Vec<u64> = match place {
+            Place::Node(node) => self.survey.reached(node, slot).to_vec(),
+            Place::Domain(domain) => {
+                let nodes = self.survey.fabric.nodes_in(domain).into_iter();
+                nodes.flat_map(|node| self.survey.reached(NodeIx(node), slot)).copied().collect()
+            }
+        };
+        let Some(last) = (members as usize).checked_sub(1).filter(|last| *last < reached.len()) else {
+            return 0;
+        };
+        *reached.select_nth_unstable_by_key(last, |reach| Reverse(*reach)).1
+    }
+
+    /// How many domains of a scope the runs are in.
+    fn used(&self, runs: &[Run], scope: Scope) -> u32 {
+        let domain = |run: &Run| match scope {
+            Scope::Node => Some(run.node.0),
+            Scope::Level(level) => Some(self.survey.fabric.of_node_at(run.node.0, level)?.0),
+            Scope::Cluster => Some(0),
+        };
+        let mut used: Vec<u32> = runs.iter().filter_map(domain).collect();
+        used.sort_unstable();
+        used.dedup();
+        count(used.len())
+    }
+}
