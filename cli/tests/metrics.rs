@@ -128,7 +128,7 @@ fn extender_metrics_are_documented() {
     let page = metrics.page_of(&reading, None, true);
     // But for what a certificate brings.
     // And what nodes, waiting and granted pods and waiting gangs bring.
-    assert_eq!(served(&page).len() + 7, registered(EXTENDER, "").len(), "others have a series");
+    assert_eq!(served(&page).len() + 8, registered(EXTENDER, "").len(), "others have a series");
     compare("gantry_extender_", EXTENDER, &page);
 }
 
