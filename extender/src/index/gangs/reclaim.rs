@@ -322,7 +322,7 @@ impl Index {
         let orphaned: Vec<&VictimCandidate> = units.iter().map(|unit| &unit.what).collect();
         let placement = self.among_candidates(wanted, |candidates| {
             self.on_terrain(Some(wanted), |input| {
-                preempt::with_released(input, &orphaned, |input| preempt::preempt(input, wanted, &candidates))
+                preempt::with_released(input, &orphaned, |input| preempt::preempt(input, wanted, candidates))
             })
         })?;
         self.release_used(&wanted.gang, &placement, &units);

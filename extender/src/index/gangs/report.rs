@@ -87,7 +87,8 @@ impl Index {
             must: wanted.must.max(1),
             ..wanted.clone()
         };
-        let placement = self.among_candidates(&wanted, |mut candidates| {
+        let placement = self.among_candidates(&wanted, |candidates| {
+            let mut candidates = candidates.to_vec();
             for candidate in &mut candidates {
                 candidate.budgets.clear();
                 candidate.priority = candidate.priority.min(i32::MAX - 1);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use gantry_api::PodUid;
-use gantry_gang::protocol::{Devices, MemberView, PlanRequest, Stage, View};
+use gantry_gang::protocol::{Devices, MemberView, Placement, PlanRequest, Stage, View};
 use gantry_gang::{GangKey, Resources};
 use gantry_planner::input::Shape;
 use gantry_planner::preempt::{CandidatePod, Surplus, VictimCandidate};
@@ -30,6 +30,43 @@ enum Reach {
     Long,
 }
 
+/// What the planner compares first of the victims of two placements.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct EvictionCost {
+    /// The highest priority of a victim; `None` without victims.
+    priority: Option<i32>,
+    devices: usize,
+    pods: usize,
+}
+
+impl EvictionCost {
+    fn of(placement: &Placement, candidates: &[VictimCandidate]) -> Self {
+        let goes = |pod: &&CandidatePod| placement.victims.contains(&pod.uid);
+        let victims = candidates.iter().flat_map(|unit| {
+            let pods = unit.pods.iter().filter(goes);
+            pods.map(move |pod| (unit.priority, count_devices(pod)))
+        });
+        let (priority, devices) =
+            victims.fold((None, 0), |(priority, devices): (Option<i32>, usize), victim| {
+                (priority.max(Some(victim.0)), devices + victim.1)
+            });
+        Self { priority, devices, pods: placement.victims.len() }
+    }
+
+    /// Whether pods without devices on nodes without free ones cannot help: only a pod with devices makes them useful.
+    fn is_certainly_least(&self, candidates: &[VictimCandidate]) -> bool {
+        let lowest = candidates.iter().map(|unit| unit.priority).min();
+        let pods = candidates.iter().flat_map(|unit| &unit.pods);
+        let fewest = pods.map(count_devices).filter(|count| *count > 0).min();
+        let by_devices = self.devices == 0 || self.pods == 1 && fewest.is_some_and(|it| self.devices <= it);
+        self.priority <= lowest && by_devices
+    }
+}
+
+fn count_devices(pod: &CandidatePod) -> usize {
+    pod.devices.iter().map(|(_, ids)| ids.len()).sum()
+}
+
 impl Index {
     /// Whether a gang may preempt: all of its members may, and disruption budgets are known.
     pub(super) fn may_preempt(&self, wanted: &PlanRequest) -> bool {
@@ -37,18 +74,28 @@ impl Index {
         self.knows_budgets() && view.is_some_and(|view| view.may_preempt())
     }
 
-    /// Searches the candidates: at first with few of the pods without devices.
-    pub(in crate::index::gangs) fn among_candidates<T>(
+    /// The placement with the least loss: at first with few of the pods without devices, and with the others too if less could be lost then.
+    pub(in crate::index::gangs) fn among_candidates(
         &self,
         wanted: &PlanRequest,
-        find: impl Fn(Vec<VictimCandidate>) -> Option<T>,
-    ) -> Option<T> {
+        find: impl Fn(&[VictimCandidate]) -> Option<Placement>,
+    ) -> Option<Placement> {
         let few = self.candidates(wanted, Reach::Short);
-        let count = few.len();
-        find(few).or_else(|| {
-            let more = self.candidates(wanted, Reach::Long);
-            (more.len() > count).then(|| find(more)).flatten()
-        })
+        let found = find(&few);
+        let least = found.as_ref().map(|found| EvictionCost::of(found, &few));
+        if least.as_ref().is_some_and(|least| least.is_certainly_least(&few)) {
+            return found;
+        }
+        let more = self.candidates(wanted, Reach::Long);
+        if more.len() == few.len() {
+            return found;
+        }
+        let other = find(&more);
+        let is_less = |other: &Placement| {
+            let cost = EvictionCost::of(other, &more);
+            least.as_ref().is_none_or(|least| cost < *least)
+        };
+        other.filter(is_less).or(found)
     }
 
     /// The candidates. Without the gang itself, terminating pods, and gangs that are being bound, of which not all pods show yet.

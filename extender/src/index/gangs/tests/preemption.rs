@@ -1,5 +1,7 @@
 //! Whom a gang has stopped, as the cluster changes.
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::fixtures::{holder, quarantined};
 
@@ -388,6 +390,107 @@ fn pods_without_devices_go_only_if_others_do_not_suffice() {
         with_cores(&cluster, "high", cores);
         let gone: Vec<PodUid> = gone.into_iter().map(PodUid::from).collect();
         assert_eq!(evicted(&cluster), gone);
+    }
+}
+
+/// A pod of so many devices of a node, from `first` on.
+fn holds(cluster: &Cluster, name: &str, node: &str, devices: (u32, u32), priority: i32) {
+    let (first, count) = devices;
+    let set = match count {
+        1 => first.to_string(),
+        _ => format!("{first}-{}", first + count - 1),
+    };
+    let mut pod = bound(pod(name, count), node, 1, Some(&set));
+    pod["spec"]["priority"] = priority.into();
+    cluster.pod(&pod);
+}
+
+/// A gang of one member of so many GPUs and cores, of priority 10.
+fn with_gpus_and_cores(cluster: &Cluster, name: &str, gpus: u32, cores: u32) {
+    let mut pods = members(name, 1, gpus);
+    pods[0]["spec"]["priority"] = 10.into();
+    pods[0]["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": cores.to_string()});
+    create(cluster, &pods);
+}
+
+/// On n1 a pod of two GPUs has to go with one without; on n2 one of eight GPUs suffices.
+#[test]
+fn pod_without_devices_goes_if_that_spares_devices() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n1", &bridged());
+    holds(&cluster, "two", "n1", (0, 2), 0);
+    holds(&cluster, "rest", "n1", (2, 6), 10);
+    other_pod(&cluster, "web", 60, nothing);
+    full(&cluster, "n2", 0);
+    with_gpus_and_cores(&cluster, "high", 2, 20);
+    assert_eq!(evicted(&cluster), ["two".into(), "web".into()]);
+}
+
+/// What is on a node of eight GPUs and 64 cores: devices of pods, and cores of pods without devices.
+type NodeLoad = (Vec<u32>, Vec<u32>);
+
+/// The fewest devices, then pods, whose end makes room for a pod of so many GPUs and cores on one of the nodes.
+fn least_loss(nodes: &[NodeLoad], gpus: u32, cores: u32) -> Option<(u32, usize)> {
+    let of_node = |(devices, others): &NodeLoad| {
+        let count = devices.len() + others.len();
+        let sets = (0_u32..1 << count).filter_map(|gone| {
+            let goes = |at: usize| (gone >> at) & 1 == 1;
+            let lost: u32 = devices.iter().enumerate().filter(|(at, _)| goes(*at)).map(|(_, of)| of).sum();
+            let used: u32 = devices.iter().sum::<u32>() - lost;
+            let left = others.iter().enumerate().filter(|(at, _)| !goes(devices.len() + at));
+            let busy: u32 = left.map(|(_, cores)| cores).sum();
+            (used + gpus <= 8 && busy + cores <= 64).then_some((lost, gone.count_ones() as usize))
+        });
+        sets.min()
+    };
+    nodes.iter().filter_map(of_node).min()
+}
+
+fn node_load() -> impl Strategy<Value = NodeLoad> {
+    let devices = proptest::collection::vec(prop_oneof![Just(1_u32), Just(2), Just(4), Just(8)], 0..5);
+    let devices = devices.prop_map(|counts| {
+        let mut left = 8;
+        let fits = |count: &u32| {
+            let fits = *count <= left;
+            left -= if fits { *count } else { 0 };
+            fits
+        };
+        counts.into_iter().filter(fits).collect::<Vec<_>>()
+    });
+    (devices, proptest::collection::vec(prop_oneof![Just(10_u32), Just(20), Just(30)], 0..3))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn victims_with_and_without_devices_are_the_fewest(
+        nodes in proptest::collection::vec(node_load(), 1..4),
+        gpus in prop_oneof![Just(1_u32), Just(2), Just(4), Just(8)],
+        cores in prop_oneof![Just(1_u32), Just(20), Just(40)],
+    ) {
+        let cluster = Cluster::new(Options::default());
+        let mut counts: std::collections::BTreeMap<PodUid, u32> = std::collections::BTreeMap::new();
+        for (at, (devices, others)) in nodes.iter().enumerate() {
+            let node = format!("n{at}");
+            cluster.add(&node, &bridged());
+            let mut first = 0;
+            for (number, count) in devices.iter().enumerate() {
+                let name = format!("{node}-d{number}");
+                holds(&cluster, &name, &node, (first, *count), 0);
+                counts.insert(name.as_str().into(), *count);
+                first += count;
+            }
+            for (number, cores) in others.iter().enumerate() {
+                other_pod(&cluster, &format!("{node}-c{number}"), *cores, |pod| {
+                    pod["spec"]["nodeName"] = node.as_str().into();
+                });
+            }
+        }
+        with_gpus_and_cores(&cluster, "high", gpus, cores);
+        let gone = evicted(&cluster);
+        let devices: u32 = gone.iter().filter_map(|uid| counts.get(uid)).sum();
+        prop_assert_eq!(Some((devices, gone.len())), least_loss(&nodes, gpus, cores), "{:?}", gone);
     }
 }
 
