@@ -209,11 +209,11 @@ impl Gang {
     /// The number of the last change of its slots, and when members are activated next: if either changes, others have to know.
     pub(super) fn version(&self) -> (u64, Activation) {
         (self.slots().version(), self.activation.clone())
+    }
+
     /// kube-scheduler may place its members in a PodGroup cycle.
     fn is_native(&self) -> bool {
         matches!(self.key.integration, Integration::PodGroup | Integration::Workload)
-    }
-
     }
 
     /// Its pods are independent: each is placed by itself. A group that was decided as a gang stays one.
@@ -648,11 +648,11 @@ impl Gang {
         };
         let planned = slot.node().clone();
         let movable = !member.is_at_barrier() && !member.is_pinned();
+        let aside = member.is_aside();
+        if offered(&planned) {
             if self.is_native() {
                 self.attempts.hit(&planned);
             }
-        let aside = member.is_aside();
-        if offered(&planned) {
             if aside {
                 // It has arrived before. If it came again and again, kube-scheduler would try all others again each time that it leaves.
                 return Answer::Wait(self.waits.clone());

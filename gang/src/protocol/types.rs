@@ -262,7 +262,7 @@ pub enum Work {
     EvictRest {
         pods: Vec<PodUid>,
         of: Arc<GangKey>,
-        /// The gang that it gives way to, where both were stuck; else another that needed some of them.
+        /// the gang that it is preempted by, where both were stuck; else another that needed some of them.
         to: Option<Arc<GangKey>>,
     },
     /// Delete these pods: their gang is restarted as a whole.
@@ -324,12 +324,12 @@ pub struct Settings {
     pub requeue: Duration,
     /// After so many times that a planned node was not offered it is given up.
     pub misses: u32,
-    /// After so many plans given up for that reason the gang has to wait.
-    pub replans: u32,
-    /// How long a gang without members is remembered, so that recreated pods find it.
     /// How long kube-scheduler may take until a PodGroup cycle has called filter with the nodes of every placement. In that time a node that
     /// is not offered to a native group counts once.
     pub cycle: Duration,
+    /// After so many plans given up for that reason the gang has to wait.
+    pub replans: u32,
+    /// How long a gang without members is remembered, so that recreated pods find it.
     pub linger: Duration,
     /// Gangs that are planned at most, in addition to those that are decided already.
     pub max_gangs: usize,
@@ -358,10 +358,10 @@ impl Default for Settings {
             backoff_max: Duration::from_secs(120),
             requeue: Duration::from_secs(10),
             misses: 3,
+            cycle: Duration::from_secs(5),
             replans: 3,
             linger: Duration::from_secs(10),
             max_gangs: 10_000,
-            cycle: Duration::from_secs(5),
             max_gangs_of_namespace: 2_500,
             max_members: usize::try_from(MOST_MEMBERS).unwrap_or(usize::MAX),
         }
