@@ -77,6 +77,8 @@ pub(super) struct Agreement {
     disruption: Option<Disruption>,
     /// The owner that declares the size, or a group of its tree, forbids to preempt.
     never_preempts: bool,
+    /// Why kube-scheduler does not schedule the owner that declares the size, or a group of its tree, as a whole.
+    unscheduled: Option<(OwnerRef, Arc<str>)>,
     /// Members' declarations have changed since the terms were resolved.
     redeclared: bool,
     /// The owner, the object or a limit has changed since then.
@@ -105,6 +107,7 @@ impl Agreement {
             creates: None,
             disruption: None,
             never_preempts: false,
+            unscheduled: None,
             redeclared: false,
             stale: true,
         }
@@ -182,6 +185,11 @@ impl Agreement {
     /// Whether its owners forbid to preempt for it.
     pub(super) fn never_preempts(&self) -> bool {
         self.never_preempts
+    }
+
+    /// The group that kube-scheduler does not schedule as a whole, and why: the owner, or one of its tree.
+    pub(super) fn unscheduled(&self) -> Option<&(OwnerRef, Arc<str>)> {
+        self.unscheduled.as_ref()
     }
 
     /// An owner that has ended or is gone: lost members are not recreated.
@@ -337,6 +345,11 @@ impl Agreement {
             Some(facts) => facts.disruption,
             None => None,
         };
+        let mut groups = self.owner.iter().chain(&self.groups);
+        self.unscheduled = groups.find_map(|group| {
+            let why = find(group)?.facts()?.unscheduled.clone()?;
+            Some((group.clone(), why))
+        });
         if self.declared.is_empty() {
             return None;
         }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{DecidedReservation, Decision, DeviceId, GangStatus, NodeName, PodUid};
 
-pub use self::status::{BLOCKED, MEMBERS_SLOW};
+pub use self::status::{BLOCKED, GROUP_SCHEDULED, MEMBERS_SLOW};
 pub use self::succession::Continuations;
 pub(super) use self::succession::End;
 use self::succession::Succession;

@@ -49,7 +49,7 @@ mod types;
 use std::time::{Duration, Instant};
 
 pub use event::{Effects, GangEvent, Offered, Reply};
-pub use gang::{BLOCKED, Continuations, MEMBERS_SLOW, MemberView, SlotView, View};
+pub use gang::{BLOCKED, Continuations, GROUP_SCHEDULED, MEMBERS_SLOW, MemberView, SlotView, View};
 pub use gangs::{DeadlockedGang, Gangs};
 #[cfg(feature = "observer")]
 pub use observer::observe;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gantry_api::placement::ComparedFabric;
 use gantry_api::{GangPhase, GangStatus, Reason};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{BLOCKED, MEMBERS_SLOW, View};
+use gantry_gang::protocol::{BLOCKED, GROUP_SCHEDULED, MEMBERS_SLOW, View};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +74,9 @@ pub struct Said {
     /// Members that run slower than the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_members: Option<String>,
+    /// Why kube-scheduler does not schedule the group, or one of its tree, as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_scheduled: Option<String>,
 }
 
 /// The result of planning a gang now.
@@ -228,8 +231,8 @@ fn has_place(phase: GangPhase) -> bool {
 }
 
 fn said(status: &GangStatus) -> Said {
-    let message = |type_: &str| {
-        let holds = |condition: &&Condition| condition.type_ == type_ && condition.status == "True";
+    let message = |type_: &str, state: &str| {
+        let holds = |condition: &&Condition| condition.type_ == type_ && condition.status == state;
         status.conditions.iter().find(holds).map(|condition| condition.message.clone())
     };
     Said {
@@ -240,8 +243,9 @@ fn said(status: &GangStatus) -> Said {
         rails: status.rails.clone(),
         compared: status.compared.clone(),
         failed_attempts: status.failed_attempts,
-        hindered: message(BLOCKED),
-        slow_members: message(MEMBERS_SLOW),
+        hindered: message(BLOCKED, "True"),
+        slow_members: message(MEMBERS_SLOW, "True"),
+        not_scheduled: message(GROUP_SCHEDULED, "False"),
     }
 }
 

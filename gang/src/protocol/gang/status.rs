@@ -28,7 +28,7 @@ const RESERVATION_KEPT: &str = "ReservationKept";
 /// The condition of a gang that asks for spare reservations.
 const SPARES: &str = "Spares";
 /// The condition of a gang that kube-scheduler does not schedule as a whole.
-const GROUP_SCHEDULED: &str = "PodGroupScheduled";
+pub const GROUP_SCHEDULED: &str = "PodGroupScheduled";
 /// The condition of a gang that belongs to a tree of groups.
 const COMPOSITE: &str = "CompositePodGroup";
 /// PodGroups of a tree that its condition names.
@@ -273,6 +273,10 @@ pub(super) fn status(gang: &mut Gang, now: Now, settings: &Settings) -> GangStat
         (cause, None) => cause.of_gang(),
     };
     let conditions = conditions(gang, (reason, &message), now.unix);
+    let message = match unscheduled(gang) {
+        Some(why) => ObjectMessage::new(format!("{message}; {why}")).into(),
+        None => message,
+    };
     let count = gang.count();
     // The terms that hold: a pod that contradicts a gang which is decided changes nothing of it.
     let terms = match &gang.state {
@@ -394,10 +398,9 @@ fn spares(gang: &Gang) -> Option<(bool, Reason, String)> {
     })
 }
 
-/// Why kube-scheduler does not schedule the group, as the condition of its PodGroup states, while it is not bound.
+/// Why kube-scheduler does not schedule the group, or one of its tree, as the condition of that states, while it is not bound.
 fn unscheduled(gang: &Gang) -> Option<String> {
-    let (owner, facts) = gang.agreement.declaring_owner()?;
-    let why = facts.unscheduled.as_ref().filter(|_| !gang.enough(Count::settled))?;
+    let (owner, why) = gang.agreement.unscheduled().filter(|_| !gang.enough(Count::settled))?;
     Some(format!("kube-scheduler reports of {owner}: {why}"))
 }
 

@@ -395,6 +395,7 @@ fn conditions_of_a_pod_group_are_shown_on_its_gang() {
         message.ends_with("PodGroup a (scheduling.x-k8s.io): all pods should have the same priority"),
         "{message}"
     );
+    assert!(status.message.ends_with("all pods should have the same priority"), "{}", status.message);
     world.group_says(group(None));
     assert_eq!(shown(&world.status("a"), "PodGroupScheduled"), None);
 }

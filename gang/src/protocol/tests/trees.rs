@@ -357,6 +357,19 @@ fn tree_is_evicted_and_preempts_as_its_strictest_group() {
     assert!(!may_preempt);
 }
 
+/// kube-scheduler writes its condition to the group that it refuses, which need not be the root.
+#[test]
+fn refusal_of_any_group_is_shown_on_the_tree() {
+    let mut world = tree(2, &[("a", 2), ("b", 2)]);
+    let group = OwnerFacts { unscheduled: Some("no quota".into()), ..facts(2, Some("tree")) };
+    says(&mut world, OwnerKind::PodGroup, "b", group);
+    let status = world.status(TREE);
+    let found = status.conditions.iter().find(|condition| condition.type_ == "PodGroupScheduled").unwrap();
+    assert_eq!(found.status, "False");
+    assert!(found.message.contains("PodGroup b") && found.message.ends_with(": no quota"), "{found:?}");
+    assert!(status.message.ends_with(": no quota"), "{}", status.message);
+}
+
 #[test]
 fn size_on_pods_contradicts_a_tree() {
     let mut world = tree(1, &[("a", 1)]);
