@@ -353,15 +353,15 @@ async fn held_reservations_are_named_to_blocked_pods() {
     pod default/plain requests 4 nvidia.com/gpu
     does not fit now on 2 of 2 nodes:
       b: 2 of 4 GPUs free, 4 asked; fits when default/mpi-0 ends
-      a: 2 of 4 GPUs free, 4 asked, 2 idle and reserved; 1 place is kept for gang default/mpi there
+      a: 2 of 4 GPUs free, 4 asked, 2 idle and reserved; has 1 reservation of gang default/mpi
     ");
     let (_, text) = stage.see(&["gang", "high"]).await;
-    assert!(text.contains("\n  1 place is kept for gang default/mpi\n"), "{text}");
+    assert!(text.contains("\n  1 reservation of gang default/mpi\n"), "{text}");
     let (_, text) = stage.see(&["pod", "plain", "--json"]).await;
     let report: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(report["nodes"][1]["places_kept"], json!([{"gang": "default/mpi", "places": 1}]));
+    assert_eq!(report["nodes"][1]["places_kept"], json!([{"gang": "default/mpi", "reservations": 1}]));
     let (_, text) = stage.see(&["gang", "mpi"]).await;
-    assert!(!text.contains("kept for gang"), "its own are no news: {text}");
+    assert!(!text.contains("reservation of gang"), "its own are no news: {text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

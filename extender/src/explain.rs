@@ -267,8 +267,7 @@ pub(crate) fn why_unplaced(
     request: &Request,
     needs: &Needs,
 ) -> Option<String> {
-    let asked = request.asks.iter().map(|ask| &ask.resource).collect();
-    let holders = index.holders_of(&asked, None);
+    let holders = index.holders_for(request, needs);
     note(snapshot, request, &holders, &|node| index.misfit(node, needs))
 }
 

@@ -48,8 +48,8 @@ use gantry_gang::{Fabric, Levels, NodeFacts};
 
 pub use disruption_budgets::{Disruptions, PartialBudget};
 pub use gangs::{
-    Awaited, Belongs, Called, GangReport, GangStanding, GangTotals, GangView, MemberStage, MemberView,
-    PlaceView, PlacesKept, Said, Trial,
+    Awaited, Belongs, Called, GangReport, GangReservations, GangStanding, GangTotals, GangView, MemberStage,
+    MemberView, PlaceView, Said, Trial,
 };
 pub use holds::HOLD;
 pub use idle::{IdleCause, IdleKey, IdleTotals, SET_SIZES};
@@ -121,6 +121,8 @@ pub struct Index {
     /// The current time, and the time when both clocks were last set together.
     now: Now,
     origin: Now,
+    /// A moment of both clocks that stays the same while they advance equally: times in texts do not vary by a second.
+    epoch: Now,
     /// When the API server last answered, and since when without a gap.
     contact: Option<(Instant, Instant)>,
     published: Arc<Snapshot>,
@@ -147,6 +149,7 @@ impl Index {
             changed: true,
             now: begin,
             origin: begin,
+            epoch: begin,
             contact: None,
             published: Arc::default(),
         }
@@ -169,6 +172,10 @@ impl Index {
         if now.at >= self.now.at || self.now.unix == 0 {
             self.now = now;
             self.origin = now;
+            let passed = now.at.saturating_duration_since(self.epoch.at).as_secs();
+            if self.epoch.unix.saturating_add_unsigned(passed).abs_diff(now.unix) > 1 {
+                self.epoch = now;
+            }
         }
     }
 

@@ -793,7 +793,7 @@ impl Metrics {
         set(&self.devices, "reserved", totals.reserved);
         set(&self.devices, "leaving", totals.leaving);
         set(&self.devices, "unhealthy", totals.unhealthy);
-        set(&self.nodes, "ours", totals.nodes);
+        set(&self.nodes, "gantry", totals.nodes);
         self.marked_nodes.set(signed(totals.marked as u64));
         set(&self.nodes, "foreign", totals.foreign);
         self.pods.set(signed(pods as u64));

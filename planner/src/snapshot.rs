@@ -101,7 +101,7 @@ impl BackfillReservation {
 
     /// The text for a pod that is refused because of it.
     pub fn words(&self) -> String {
-        format!("node(s) kept for gang {}, which waits", self.gang)
+        format!("node(s) reserved for gang {}, which waits", self.gang)
     }
 }
 
@@ -329,7 +329,7 @@ impl Class {
 // and must not go to other pods meanwhile.
 
 /// The text for a pod that is refused because of it. It does not name the nominated pod, because that changes.
-pub const NOMINATED: &str = "node(s) where room is made for a pod of higher priority";
+pub const NOMINATED: &str = "node(s) where pods are preempted for a pod of higher priority";
 
 /// The request of one nominated pod.
 #[derive(Debug, Clone)]

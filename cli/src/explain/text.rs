@@ -132,7 +132,7 @@ fn kept(node: &NodeReport, listed: usize) -> String {
     if named.is_empty() {
         return String::new();
     }
-    format!("; {} there", some(&named, listed))
+    format!("; has {}", some(&named, listed))
 }
 
 fn more(out: &mut String, count: usize, named: usize) {

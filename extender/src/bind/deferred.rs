@@ -97,7 +97,7 @@ fn tell(events: &Events, metrics: &Metrics, target: &Target, result: &Result<(),
             events.pod(&namespace.as_str().into(), &name.as_str().into(), uid, message);
         }
         Err(error) => {
-            tracing::warn!(pod = %name, %namespace, %node, %error, "bind failed; kube-scheduler is to bring the pod again");
+            tracing::warn!(pod = %name, %namespace, %node, %error, "bind failed; kube-scheduler will schedule the pod again");
         }
     }
 }

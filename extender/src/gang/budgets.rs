@@ -15,7 +15,7 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
     store.update(|index| index.budgets_seen(None));
     let words = Words {
         what: "disruption budgets",
-        without: "nobody is preempted; manifests/extender-preempt.yaml gives that right",
+        without: "no pod is preempted; manifests/extender-preempt.yaml gives that right",
     };
     let mut known = BTreeMap::new();
     let tell = |change| {

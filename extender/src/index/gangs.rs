@@ -35,7 +35,7 @@ pub use report::GangReport;
 pub use standing::{GangStanding, Said, Trial};
 pub use verbs::{Awaited, Belongs};
 pub use view::{GangTotals, GangView, MemberStage, MemberView, PlaceView};
-pub use withheld::PlacesKept;
+pub use withheld::GangReservations;
 pub use work::Called;
 
 use super::Index;

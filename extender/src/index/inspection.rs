@@ -1,9 +1,9 @@
 //! Why a pod is on its node, or why it waits: every node, and the pods that would have to end there for it to fit. For
 //! `gantry explain`; nothing is decided or changed here.
 
-use std::sync::Arc;
-
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use gantry_api::placement::ComparedFabric;
 use gantry_api::{DeviceId, NodeName, Placement, PodUid, Reason, ResourceName, names};
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::least_set::least_set;
 use super::node::Node;
 use super::victim_search::fits_without;
-use super::{Index, PlacesKept};
+use super::{GangReservations, Index};
 use crate::pod::PodFacts;
 use gantry_planner::decide::{self, ForeignNodes, NodeRefusal};
 use gantry_planner::devices::DeviceSet;
@@ -79,7 +79,7 @@ pub struct NodeReport {
     /// Pods that would have to end for it to fit, with the least loss; empty if it fits, or if no end of pods helps.
     pub would_have_to_end: Vec<String>,
     /// Reservations there of gangs that are decided, if the pod does not fit.
-    pub places_kept: Vec<PlacesKept>,
+    pub places_kept: Vec<GangReservations>,
 }
 
 /// Why a pod does not fit on a node: what no end of pods changes first.
@@ -297,6 +297,25 @@ struct Held<'h> {
     pod: Option<&'h Arc<PodFacts>>,
 }
 
+/// Pods of a node that end together: one, or the members of a gang.
+struct Ending<'h> {
+    gang: Option<&'h Arc<GangKey>>,
+    /// How many, on all nodes.
+    pods: usize,
+    /// What they hold of this node.
+    held: Vec<Held<'h>>,
+}
+
+impl Ending<'_> {
+    fn devices(&self) -> usize {
+        self.held.iter().map(|held| held.devices).sum()
+    }
+
+    fn priority(&self) -> Option<i32> {
+        self.held.iter().map(|held| held.pod.map(|pod| pod.priority)).max().flatten()
+    }
+}
+
 /// Looks at nodes for one pod that waits.
 struct Inspection<'i> {
     index: &'i Index,
@@ -374,25 +393,55 @@ impl Inspection<'_> {
     }
 
     /// Pods that would have to end for the pod to fit on a node: the lowest priorities, then the fewest devices, then
-    /// the fewest pods.
+    /// the fewest pods. Of a gang that keeps the reservations of lost members all members are named together.
     fn would_have_to_end(&self, node: &Node, class: &Class, left: Option<&Resources>) -> Vec<String> {
-        // Other members of its gang are to run with it.
-        let is_sibling =
-            |uid: &PodUid| self.gang.is_some() && self.index.goes_with(uid).map(|key| &**key) == self.gang;
-        let pods = node.holders().iter().filter(|(uid, _)| !is_sibling(uid));
-        let mut held: Vec<Held<'_>> = pods.map(|(uid, sets)| self.held(uid, sets)).collect();
+        let mut gangs: BTreeMap<&Arc<GangKey>, Vec<Held<'_>>> = BTreeMap::new();
+        let mut ending: Vec<Ending<'_>> = Vec::new();
+        for (uid, sets) in node.holders() {
+            let held = self.held(uid, sets);
+            match self.index.goes_with(uid) {
+                // Other members of its gang are to run with it.
+                Some(gang) if Some(&**gang) == self.gang => {}
+                Some(gang) => gangs.entry(gang).or_default().push(held),
+                None => ending.push(Ending { gang: None, pods: 1, held: vec![held] }),
+            }
+        }
+        for (gang, held) in gangs {
+            match self.index.may_lose(gang, held.len()) {
+                true => {
+                    let each = held.into_iter().map(|held| Ending { gang: None, pods: 1, held: vec![held] });
+                    ending.extend(each);
+                }
+                false => {
+                    let pods = self.index.bound_members(gang).len();
+                    ending.push(Ending { gang: Some(gang), pods, held });
+                }
+            }
+        }
         // Of many the largest are taken, so that few have to end.
-        held.sort_by_key(|held| (std::cmp::Reverse(held.devices), held.uid.clone()));
+        ending.sort_by_key(|ending| {
+            (std::cmp::Reverse(ending.devices()), ending.held.first().map(|held| held.uid.clone()))
+        });
         let cost = |set: &[usize]| {
-            let devices: usize = set.iter().map(|at| held[*at].devices).sum();
-            let priority = |at: &usize| held[*at].pod.map(|pod| pod.priority);
-            (set.iter().map(priority).max(), devices, set.len())
+            let ended = set.iter().map(|at| &ending[*at]);
+            let devices: usize = ended.clone().map(Ending::devices).sum();
+            let pods: usize = ended.clone().map(|ending| ending.pods).sum();
+            (ended.map(Ending::priority).max(), devices, pods)
         };
-        let some = |set: &[usize]| set.iter().map(|at| &held[*at]).collect::<Vec<_>>();
-        let ended = least_set(held.len(), cost, |set| self.would_fit(class, left, &some(set)));
-        let ended = some(&ended.unwrap_or_default()).into_iter();
-        let pods = ended.filter_map(|held| held.pod);
-        pods.map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect()
+        let some = |set: &[usize]| set.iter().flat_map(|at| &ending[*at].held).collect::<Vec<_>>();
+        let ended = least_set(ending.len(), cost, |set| self.would_fit(class, left, &some(set)));
+        let ended = ended.unwrap_or_default().into_iter().map(|at| &ending[at]);
+        ended.flat_map(|ending| self.names_of(ending)).collect()
+    }
+
+    fn names_of(&self, ending: &Ending<'_>) -> Vec<String> {
+        match ending.gang {
+            Some(gang) => self.index.bound_members(gang),
+            None => {
+                let pods = ending.held.iter().filter_map(|held| held.pod);
+                pods.map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect()
+            }
+        }
     }
 
     fn held<'h>(&'h self, uid: &'h PodUid, sets: &'h [DeviceSet]) -> Held<'h> {

@@ -172,6 +172,21 @@ impl Node {
     }
 
     /// Why new pods get no device of it, if they get none.
+    /// How many of some devices, of these resources, are healthy and no pod has or had them.
+    pub(super) fn idle_among(&self, devices: &Devices, resources: &BTreeSet<&ResourceName>) -> usize {
+        let asked = devices.iter().filter(|(resource, _)| resources.contains(resource));
+        let idle = asked.map(|(resource, ids)| {
+            let mut pools = self.pools().filter(|(pool, _)| pool.resource == *resource);
+            pools.next().map_or(0, |(pool, ledger)| {
+                let mut idle = &pool.find(ids).0 & &pool.healthy;
+                idle.remove(&ledger.held);
+                idle.remove(&ledger.leaving);
+                idle.len()
+            })
+        });
+        idle.sum()
+    }
+
     pub(super) fn withheld(&self) -> Option<Withheld> {
         let by_plugin = self.not_ready().cloned().map(Withheld::ByPlugin);
         by_plugin.or_else(|| self.mark.clone().map(Withheld::ByMark))

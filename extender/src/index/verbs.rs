@@ -146,6 +146,9 @@ impl Index {
         if answer.simulated || call.uid.is_empty() {
             return (answer, follow_up);
         }
+        if answer.passed.is_empty() {
+            self.name_holders(&mut answer, nodes);
+        }
         let after = self.note_filtered(call, candidates, &answer);
         (answer, follow_up.max(after))
     }
@@ -524,7 +527,7 @@ fn only(candidates: &CandidateNodes<'_>, node: &NodeName) -> Filtered {
         Some(position) => Filtered { passed: vec![position], ..Filtered::default() },
         None => Filtered::all_refused(
             candidates.len(),
-            "its gang's place is on a node that was not offered".to_owned(),
+            "its gang's reservation is on a node that was not offered".to_owned(),
         ),
     }
 }

@@ -186,7 +186,7 @@ async fn metrics_count_calls_and_free_devices() {
         r#"gantry_extender_decisions_total{verb="filter",outcome="some"} 1"#,
         r#"gantry_extender_request_duration_seconds_count{verb="filter"} 1"#,
         r#"gantry_extender_devices{state="free"} 16"#,
-        r#"gantry_extender_nodes{state="ours"} 2"#,
+        r#"gantry_extender_nodes{state="gantry"} 2"#,
         "gantry_extender_api_last_response_age_seconds -1.0",
     ] {
         assert!(page.contains(line), "{line} is not in\n{page}");

@@ -205,7 +205,7 @@ async fn devices_freed_for_nominated_pod_are_kept_from_lower_priority() {
     let answer = read(&service.filter(&body(&low, &["a"])).unwrap());
     assert_eq!(
         answer["FailedAndUnresolvableNodes"]["a"],
-        json!("node(s) where room is made for a pod of higher priority")
+        json!("node(s) where pods are preempted for a pod of higher priority")
     );
     assert!(passes(&ranked("equal", 2, 10)));
     assert!(!passes(&high), "it needs six");
@@ -314,6 +314,41 @@ async fn a_simulation_of_a_member_leaves_no_trace() {
     assert!(cluster.store.read(|index| index.gang_view("default", "p")).is_none());
 }
 
+/// Of three gangs the two are named whose reservations end first. kube-scheduler retries a pod whose text changes: the text stays the
+/// same while the reservations do.
+#[tokio::test]
+async fn refusal_says_for_whom_and_until_when_devices_are_reserved() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("a", &bridged());
+    cluster.pod(&bound(pod("holder", 8), "a", 1, Some("0-7")));
+    for (gang, node) in [("g1", "b"), ("g2", "c"), ("g3", "d")] {
+        cluster.add(node, &bridged());
+        cluster.pod(&member(&format!("{gang}-0"), 8, gang, 1)).wait(3);
+    }
+    let service = service(&cluster);
+    let single = pod("single", 4);
+    cluster.pod(&single);
+    let ask = || {
+        let answer = read(&service.filter(&body(&single, &["a", "b", "c", "d"])).unwrap());
+        let text = |node: &str| {
+            let kinds = ["FailedNodes", "FailedAndUnresolvableNodes"];
+            let texts = kinds.iter().filter_map(|kind| answer[kind][node].as_str());
+            texts.map(str::to_owned).next().unwrap()
+        };
+        ["a", "b", "c", "d"].map(text)
+    };
+    let texts = ask();
+    let reserved = "node(s) with 0 of 8 GPUs free, 4 asked, 8 idle and reserved";
+    assert_eq!(texts[0], "node(s) with 0 of 8 GPUs free, 4 asked");
+    for (text, gang) in [(&texts[1], "g1"), (&texts[2], "g2")] {
+        let until = text.strip_prefix(&format!("{reserved} for gang default/{gang} until 2026-01-01T00:0"));
+        assert!(until.is_some_and(|until| until.ends_with('Z')), "{text}");
+    }
+    assert_eq!(texts[3], reserved);
+    cluster.wait(3);
+    assert_eq!(ask(), texts);
+}
+
 #[tokio::test]
 async fn backfill_nodes_admit_single_pods_of_higher_priority_only() {
     let cluster = Cluster::new(Options { patience: Duration::ZERO, ..Options::default() });
@@ -326,8 +361,8 @@ async fn backfill_nodes_admit_single_pods_of_higher_priority_only() {
     assert_eq!(
         ask(&single)["FailedAndUnresolvableNodes"],
         json!({
-            "a": "node(s) kept for gang default/p, which waits",
-            "b": "node(s) kept for gang default/p, which waits",
+            "a": "node(s) reserved for gang default/p, which waits",
+            "b": "node(s) reserved for gang default/p, which waits",
         })
     );
     single["spec"]["priority"] = 1.into();

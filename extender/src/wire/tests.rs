@@ -72,6 +72,7 @@ fn a_filter_answer_has_every_field_that_go_would_write() {
         passed: vec![0, 2],
         refused: vec![(1, 0)],
         reasons: vec!["node(s) with 3 of 8 GPUs free, 4 asked, 1 unhealthy (GPU 3: \"Xid 79\")".to_owned()],
+        reserved: Vec::new(),
         simulated: false,
     };
     assert_eq!(

@@ -384,11 +384,18 @@ pub struct Holder {
     pub until: Option<i64>,
 }
 
+impl Holder {
+    /// The gang and the time limit: `gang ml/train until 2026-11-25T10:00:00Z`.
+    pub fn gang_and_limit(&self) -> String {
+        let until = self.until.and_then(|until| Timestamp::from_second(until).ok());
+        let until = until.map_or_else(String::new, |until| format!(" until {until}"));
+        format!("gang {}{until}", self.gang)
+    }
+}
+
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} for gang {}", self.devices, self.gang)?;
-        let until = self.until.and_then(|until| Timestamp::from_second(until).ok());
-        until.map_or(Ok(()), |until| write!(f, " until {until}"))
+        write!(f, "{} for {}", self.devices, self.gang_and_limit())
     }
 }
 

@@ -304,16 +304,16 @@ impl Declared {
             (Some(name), OwnerState::Unread) => format!("{name} was not read yet").into(),
             (Some(name), OwnerState::Missing) => {
                 format!(
-                    "{name}, which says how many members are needed, does not exist or may not be read ({})",
+                    "{name}, which declares how many members are needed, does not exist or may not be read ({})",
                     name.kind.versions()
                 )
                 .into()
             }
             (Some(name), _) if facts.total.is_none() => {
-                format!("{name} does not say yet how many members are needed").into()
+                format!("{name} does not declare yet how many members are needed").into()
             }
             _ => format!(
-                "nobody says how many members are needed: set annotation gantry.dev/gang-min on its pods, or minMember of Gang {}",
+                "the number of members needed is not declared: set annotation gantry.dev/gang-min on its pods, or minMember of Gang {}",
                 self.object_name
             )
             .into(),

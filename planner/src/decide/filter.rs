@@ -1,10 +1,11 @@
 //! Which nodes fit a pod, and why the others do not. A node fits if every device that the pod asks for is free. Devices
 //! held between prioritize and bind only count in the score.
 
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use gantry_api::{ResourceName, names};
-use gantry_gang::protocol::Withheld;
+use gantry_gang::protocol::{Holder, Withheld};
 use gantry_topology::LinkClass;
 
 use super::{Candidates, ForeignNodes, Options};
@@ -26,6 +27,8 @@ pub struct Filtered {
     pub refused: Vec<(u32, u32)>,
     /// The reasons. Alike nodes share one, so that kube-scheduler counts them together.
     pub reasons: Vec<String>,
+    /// By number of the reason: counts of nodes where idle devices are reserved.
+    pub reserved: Vec<(u32, PoolShortage)>,
     /// A candidate is a node object that the snapshot does not have: the question is a simulation.
     pub simulated: bool,
 }
@@ -49,7 +52,7 @@ pub fn filter(
                     let standing = snapshot.classes.get(class.0 as usize);
                     let verdict =
                         standing.map_or(Ok(()), |standing| judge_standing(standing, options, request));
-                    let verdict = verdict.map_err(|reason| answer.reason(reason));
+                    let verdict = verdict.map_err(|refusal| answer.refuse(refusal));
                     if let Some(slot) = by_class.get_mut(class.0 as usize) {
                         *slot = Some(verdict);
                     }
@@ -105,6 +108,36 @@ impl Filtered {
         self.refuse_where(nodes, is_promised, || NOMINATED.to_owned());
     }
 
+    /// The refusals because of too few free devices on nodes where idle ones are reserved: position among
+    /// [`Self::refused`], node, resource. `nodes` are the candidates' numbers.
+    pub fn short_of_reserved<'f>(
+        &'f self,
+        nodes: &'f [Option<NodeIx>],
+    ) -> impl Iterator<Item = (usize, NodeIx, &'f ResourceName)> {
+        let shortages: HashMap<u32, &PoolShortage> =
+            self.reserved.iter().map(|(reason, shortage)| (*reason, shortage)).collect();
+        let refused = self.refused.iter().enumerate();
+        refused.filter_map(move |(refusal, (position, reason))| {
+            let shortage = shortages.get(reason)?;
+            let node = nodes.get(*position as usize).copied().flatten()?;
+            Some((refusal, node, &shortage.resource))
+        })
+    }
+
+    /// Adds to refusals of [`Self::short_of_reserved`], by their positions, gangs that have reserved devices there.
+    pub fn name_holders(&mut self, holders: &BTreeMap<usize, Vec<Holder>>) {
+        for (refusal, holders) in holders {
+            let Some((_, reason)) = self.refused.get(*refusal).copied() else {
+                continue;
+            };
+            let shortage = self.reserved.iter().find(|(short, _)| *short == reason);
+            let text = shortage.map(|(_, shortage)| format!("node(s) with {}", shortage.naming(holders)));
+            if let Some(named) = text.map(|text| self.reason(text)) {
+                self.refused[*refusal].1 = named;
+            }
+        }
+    }
+
     /// Refuses nodes that passed and for which `is_off` holds.
     fn refuse_where(
         &mut self,
@@ -123,6 +156,24 @@ impl Filtered {
         }
     }
 
+    /// The number of a reason.
+    fn refuse(&mut self, refusal: ClassRefusal) -> u32 {
+        let (text, shortage) = match refusal {
+            ClassRefusal::Unknown(text) => (text.to_owned(), None),
+            ClassRefusal::Node(NodeRefusal::Short(shortage)) if shortage.reserved > 0 => {
+                (format!("node(s) with {shortage}"), Some(shortage))
+            }
+            ClassRefusal::Node(refusal) => (refusal.of_nodes(), None),
+        };
+        let number = self.reason(text);
+        if let Some(shortage) = shortage
+            && self.reserved.iter().all(|(known, _)| *known != number)
+        {
+            self.reserved.push((number, shortage));
+        }
+        number
+    }
+
     fn reason(&mut self, reason: String) -> u32 {
         let position = self.reasons.iter().position(|known| *known == reason).unwrap_or_else(|| {
             self.reasons.push(reason);
@@ -132,14 +183,21 @@ impl Filtered {
     }
 }
 
-fn judge_standing(standing: &Standing, options: Options, request: &Request) -> Result<(), String> {
+/// Why the nodes of a class do not fit a pod.
+enum ClassRefusal {
+    /// They have no inventory: the text.
+    Unknown(&'static str),
+    Node(NodeRefusal),
+}
+
+fn judge_standing(standing: &Standing, options: Options, request: &Request) -> Result<(), ClassRefusal> {
     match standing {
-        Standing::Gone => Err(UNKNOWN_NODE.to_owned()),
+        Standing::Gone => Err(ClassRefusal::Unknown(UNKNOWN_NODE)),
         Standing::Foreign { .. } => match options.foreign {
             ForeignNodes::Allow => Ok(()),
-            ForeignNodes::Refuse => Err(FOREIGN_NODE.to_owned()),
+            ForeignNodes::Refuse => Err(ClassRefusal::Unknown(FOREIGN_NODE)),
         },
-        Standing::Ours(class) => judge(class, request).map_err(|miss| miss.of_nodes()),
+        Standing::Ours(class) => judge(class, request).map_err(ClassRefusal::Node),
     }
 }
 
@@ -264,7 +322,8 @@ fn judge_unknown(request: &Request, candidates: &impl Candidates, position: usiz
 }
 
 // Texts of refusals, in GPUs, for `kubectl describe pod`. kube-scheduler groups and counts equal texts and retries a
-// pod whenever its text changes. So a text has no node names, times or counters, and is the same for alike nodes.
+// pod whenever its text changes. So a text has no node names, durations or counters, and is the same for alike nodes. The
+// time at which a reservation ends does not move.
 
 /// A node that the snapshot does not have.
 const UNKNOWN_NODE: &str = "node(s) not known to Gantry yet";
@@ -341,6 +400,7 @@ fn too_small(resource: &ResourceName, advertised: u32, asked: u32) -> String {
 /// Devices that are not whole GPUs have the name of their resource: `2 of 56 nvidia.com/mig-1g.10gb free, 4 asked`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolShortage {
+    pub resource: ResourceName,
     /// `GPUs`, or the resource.
     unit: String,
     pub free: usize,
@@ -368,6 +428,7 @@ impl PoolShortage {
             faults.push("...".to_owned());
         }
         Self {
+            resource: pool.resource.clone(),
             unit: unit.to_owned(),
             free: pool.free.len(),
             devices: pool.devices,
@@ -380,22 +441,40 @@ impl PoolShortage {
     }
 }
 
-impl fmt::Display for PoolShortage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { unit, free, devices, asked, unhealthy, faults, reserved, leaving } = self;
-        write!(f, "{free} of {devices} {unit} free, {asked} asked")?;
+impl PoolShortage {
+    /// The counts, with gangs that have reserved some of the idle devices.
+    fn naming(&self, holders: &[Holder]) -> String {
+        let Self { unit, free, devices, asked, unhealthy, faults, reserved, leaving, .. } = self;
+        let mut text = format!("{free} of {devices} {unit} free, {asked} asked");
         match faults.is_empty() {
             _ if *unhealthy == 0 => {}
-            true => write!(f, ", {unhealthy} unhealthy (what the plugin publishes contradicts itself)")?,
-            false => write!(f, ", {unhealthy} unhealthy ({})", faults.join("; "))?,
+            true => text
+                .push_str(&format!(", {unhealthy} unhealthy (what the plugin publishes contradicts itself)")),
+            false => text.push_str(&format!(", {unhealthy} unhealthy ({})", faults.join("; "))),
         }
         if *reserved > 0 {
-            write!(f, ", {reserved} idle and reserved")?;
+            text.push_str(&format!(", {reserved} idle and reserved"));
+            match holders {
+                [] => {}
+                [holder] if holder.devices == *reserved => {
+                    text.push_str(&format!(" for {}", holder.gang_and_limit()));
+                }
+                holders => {
+                    let named: Vec<String> = holders.iter().map(ToString::to_string).collect();
+                    text.push_str(&format!(" ({})", named.join(", ")));
+                }
+            }
         }
         if *leaving > 0 {
-            write!(f, ", {leaving} not yet given back by pods that are gone")?;
+            text.push_str(&format!(", {leaving} not yet released by deleted pods"));
         }
-        Ok(())
+        text
+    }
+}
+
+impl fmt::Display for PoolShortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.naming(&[]))
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) async fn follow(
                 tracing::warn!(
                     kind = api(kind).kind,
                     error,
-                    "cannot tell whether a kind of owner is served, trying again"
+                    "cannot detect whether a kind of owner is served; retrying"
                 );
                 false
             }

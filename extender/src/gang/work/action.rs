@@ -37,7 +37,7 @@ pub(super) enum Action {
     /// It is evicted, for the rest of this gang, its own, had to go.
     EvictRest {
         of: Arc<GangKey>,
-        /// The gang that it gives way to.
+        /// The gang that it is preempted by.
         to: Option<Arc<GangKey>>,
     },
     /// It is deleted, for this reason.
@@ -243,12 +243,12 @@ pub(super) fn told(action: &Action) -> Option<Message> {
             (Reason::Preempted, format!("evicted: gang {by}, of higher priority, needs what it has"))
         }
         Action::EvictRest { of, to: None } => {
-            (Reason::Preempted, format!("evicted: the rest of its gang {of} had to go for another"))
+            (Reason::Preempted, format!("evicted: its gang {of} is preempted as a whole"))
         }
         Action::EvictRest { of, to: Some(to) } => (
             Reason::DeadlockResolved,
             format!(
-                "evicted: its gang {of} gives way to gang {to}; both had lost members, and each held what the other lacked"
+                "evicted: its gang {of} is preempted by gang {to} to end a deadlock: both had lost members, and each held what the other lacked"
             ),
         ),
         Action::Delete(why) => (Reason::GangRestarting, format!("deleted: {why}")),

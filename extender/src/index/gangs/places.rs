@@ -127,7 +127,7 @@ impl Index {
                 lost.entry(gang).or_default().insert(slot);
             }
             if let Some(why) = gone {
-                tracing::info!(node = %name, %why, "places of gangs cannot be had any more");
+                tracing::info!(node = %name, %why, "reservations of gangs on the node are lost");
                 self.gangs.handle(self.now, GangEvent::NodeLost { node: &name });
             }
             // A place of a gang that is being decided stays, whatever becomes of it: others on the node must not be planned anew for it
@@ -247,7 +247,7 @@ impl Index {
             self.gangs.troubled.remove(&node);
             if let Some(entry) = self.nodes.get(node) {
                 let name = entry.name().clone();
-                tracing::info!(node = %name, "places of gangs cannot be had any more: its GPU plugin does not serve");
+                tracing::info!(node = %name, "reservations of gangs on the node are lost: its GPU plugin does not serve");
                 self.gangs.handle(self.now, GangEvent::NodeLost { node: &name });
             }
         }
@@ -264,7 +264,7 @@ impl GangReservation {
         let wrong = |ask: &&Ask| count(&ask.resource) != ask.devices as usize;
         asked.asks.iter().find(wrong).map(|ask| {
             let (own, resource) = (count(&ask.resource), &ask.resource);
-            format!("it has {own} of {resource}, {} are asked for", ask.devices)
+            format!("it has {own} of {resource}, {} are requested", ask.devices)
         })
     }
 }
@@ -289,7 +289,7 @@ impl Node {
         for place in self.occupancy().gang_reservations() {
             let misfit = asked(place).and_then(|asked| place.misfit(asked));
             if let Some(why) = misfit.or_else(|| self.lost_place(place, &excused)) {
-                tracing::info!(node = %self.name(), gang = %place.gang, %why, "a place of the gang cannot be had any more");
+                tracing::info!(node = %self.name(), gang = %place.gang, %why, "a reservation of the gang is lost");
                 lost.entry(Arc::clone(&place.gang)).or_default().insert(place.slot);
             }
         }
@@ -323,11 +323,11 @@ impl Node {
             let taken = &devices & &others;
             if !taken.is_empty() {
                 let words = pool.describe(&taken);
-                return Some(format!("{words} taken by a pod that was not asked for"));
+                return Some(format!("{words} held by another pod"));
             }
             let twice = &devices & &self.kept_before(place, pool);
             if !twice.is_empty() {
-                return Some(format!("{} of another place, too", pool.describe(&twice)));
+                return Some(format!("{} in another reservation, too", pool.describe(&twice)));
             }
         }
         None

@@ -63,19 +63,7 @@ impl Index {
         gang: Option<&PlanRequest>,
         make: impl FnOnce(&PlanInput<'_>) -> R,
     ) -> R {
-        let kept = gang.and_then(|gang| self.kept_from(gang));
-        let barred = |shape: &Shape, gone: &[&PodUid]| {
-            let mut barred = self.resources.barred(&shape.needs, gone);
-            if let Some(gang) = gang {
-                self.gangs.offers.narrow(&gang.gang, shape, &mut barred);
-            }
-            if let Some(kept) = kept {
-                barred.nodes.extend(kept.nodes());
-                barred.nodes.sort_unstable();
-                barred.nodes.dedup();
-            }
-            barred
-        };
+        let barred = |shape: &Shape, gone: &[&PodUid]| self.placement_rules(gang, shape, gone);
         let nominated = gang.map(|gang| self.beside_nominated(gang.priority)).unwrap_or_default();
         let classes = nominated.iter().map(|(node, exact)| (*node, &exact.class));
         let beside = (!nominated.is_empty()).then(|| self.published.with(classes));
@@ -90,6 +78,25 @@ impl Index {
             exact: &exact,
             effort: &Cell::new(EFFORT),
         })
+    }
+
+    /// The nodes that a member of a shape may go to, if some pods were `gone`.
+    pub(super) fn placement_rules(
+        &self,
+        gang: Option<&PlanRequest>,
+        shape: &Shape,
+        gone: &[&PodUid],
+    ) -> PlacementRules {
+        let mut rules = self.resources.barred(&shape.needs, gone);
+        if let Some(gang) = gang {
+            self.gangs.offers.narrow(&gang.gang, shape, &mut rules);
+        }
+        if let Some(kept) = gang.and_then(|gang| self.kept_from(gang)) {
+            rules.nodes.extend(kept.nodes());
+            rules.nodes.sort_unstable();
+            rules.nodes.dedup();
+        }
+        rules
     }
 
     /// A node with each device by itself.

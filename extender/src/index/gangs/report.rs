@@ -11,7 +11,7 @@ use gantry_planner::preempt;
 use serde::{Deserialize, Serialize};
 
 use super::standing::GangStanding;
-use super::withheld::PlacesKept;
+use super::withheld::GangReservations;
 use crate::index::Index;
 
 /// A report about a gang.
@@ -28,7 +28,7 @@ pub struct GangReport {
     /// if no end of pods helps.
     pub would_have_to_end: Vec<String>,
     /// Reservations of other decided gangs; empty if all of its members have one.
-    pub places_kept: Vec<PlacesKept>,
+    pub places_kept: Vec<GangReservations>,
 }
 
 impl Index {

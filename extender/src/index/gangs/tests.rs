@@ -493,7 +493,7 @@ fn replacement_gets_the_reservation_of_the_lost_member() {
     let Ok(BindStep::Wait(awaited)) = admit(&cluster, "a-1b", &nodes[1]) else {
         panic!("its place is not written down as its own");
     };
-    assert_eq!(awaited.why.as_deref(), Some("its place is not written down yet"));
+    assert_eq!(awaited.why.as_deref(), Some("its reservation is not written to the Gang yet"));
     let notifier = cluster.store.notifier(&awaited.gang);
     let mut notified = std::pin::pin!(notifier.notified());
     assert!(!notified.as_mut().enable());

@@ -14,8 +14,8 @@ use crate::pod::PodFacts;
 use gantry_planner::request::Request;
 use gantry_planner::snapshot::NodeIx;
 
-/// Why a member waits that has been given a place after the decision.
-const UNWRITTEN: &str = "its place is not written down yet";
+/// Why a member waits that got its reservation after the decision.
+const UNWRITTEN: &str = "its reservation is not written to the Gang yet";
 
 /// What a member waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]

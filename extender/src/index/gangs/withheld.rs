@@ -2,33 +2,66 @@
 //! that has them.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::sync::Arc;
 
 use gantry_api::ResourceName;
-use gantry_gang::GangKey;
-use gantry_gang::protocol::{Holder, PlanRequest, Refusal, Reserved};
+use gantry_gang::protocol::{Holder, PlanRequest, Refusal, Reserved, Stage};
+use gantry_gang::{GangKey, Needs, Repair};
+use gantry_planner::decide::Filtered;
+use gantry_planner::input::{PlacementRules, Shape};
+use gantry_planner::request::{Ask, Request};
+use gantry_planner::snapshot::NodeIx;
 use serde::{Deserialize, Serialize};
 
 use crate::index::Index;
 use crate::index::node::Node;
 
+/// Gangs that one refusal of a single pod names.
+const NAMED: usize = 2;
+
 /// Reservations of one decided gang that none of its bound pods has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlacesKept {
+pub struct GangReservations {
     /// The gang: `namespace/name`.
     pub gang: String,
     /// How many.
-    pub places: usize,
+    pub reservations: usize,
+    /// When they end at the latest if its members do not arrive, in seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<i64>,
 }
 
-impl fmt::Display for PlacesKept {
+impl fmt::Display for GangReservations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.places {
-            1 => f.write_str("1 place is")?,
-            places => write!(f, "{places} places are")?,
-        }
-        write!(f, " kept for gang {}", self.gang)
+        let Self { gang, reservations, until } = self;
+        let of = Holder { gang: gang.as_str().into(), devices: 0, until: *until };
+        let plural = if *reservations == 1 { "" } else { "s" };
+        write!(f, "{reservations} reservation{plural} of {}", of.gang_and_limit())
+    }
+}
+
+/// What one pod, or one shape of members, asks for, and the nodes that it may go to.
+struct Demand<'d> {
+    request: &'d Request,
+    needs: &'d Needs,
+    rules: PlacementRules,
+}
+
+impl Demand<'_> {
+    /// Whether a node could take the pod if all of its devices were free.
+    fn may_go_to(&self, index: &Index, number: NodeIx, node: &Node) -> bool {
+        let is_excluded = self.rules.nodes.binary_search(&number).is_ok()
+            || self.rules.only.as_ref().is_some_and(|only| only.binary_search(&number).is_err());
+        let has_devices = |ask: &Ask| {
+            let mut pools = node.pools().map(|(pool, _)| pool).filter(|pool| pool.resource == ask.resource);
+            pools.any(|pool| pool.healthy.len() >= ask.devices as usize)
+        };
+        !is_excluded
+            && node.withheld().is_none()
+            && self.request.asks.iter().all(has_devices)
+            && index.misfit(number, self.needs).is_none()
     }
 }
 
@@ -39,40 +72,148 @@ impl Index {
             return refused;
         };
         if shortage.reserved.is_some() {
-            let holders = self.holders(wanted);
+            let demands = self.demands(wanted);
+            let holders = self.holders_among(&demands, Some(&wanted.gang));
             // Its own reservations are for its own members.
-            let is_others = !holders.is_empty() || self.reservations.are_any();
+            let is_others = !holders.is_empty() || self.has_binds_among(&demands);
             shortage.reserved = is_others.then_some(Reserved { holders });
         }
         Refusal::DoesNotFit(shortage)
     }
 
-    /// Gangs other than the one that is planned with reservations of devices that it asks for, the most first.
-    fn holders(&self, wanted: &PlanRequest) -> Vec<Holder> {
+    /// What the members of a gang ask for, by shape.
+    fn demands(&self, wanted: &PlanRequest) -> Vec<Demand<'_>> {
         let shapes = self.gangs.shapes.list();
-        let members = wanted.members.iter().filter_map(|member| shapes.get(member.shape.0 as usize));
-        let asked = members.flat_map(|shape| &shape.request.asks).map(|ask| &ask.resource).collect();
-        self.holders_of(&asked, Some(&wanted.gang))
+        let requests = std::iter::once(wanted).chain(&wanted.others);
+        let members = requests.flat_map(|request| &request.members);
+        let numbers: BTreeSet<u32> = members.map(|member| member.shape.0).collect();
+        let mut demands = Vec::with_capacity(numbers.len());
+        for shape in numbers.into_iter().filter_map(|shape| shapes.get(shape as usize)) {
+            let Shape { request, needs } = shape;
+            demands.push(Demand { request, needs, rules: self.placement_rules(Some(wanted), shape, &[]) });
+        }
+        demands
     }
 
-    /// Gangs other than `but` with reservations of devices of these resources, the most first.
-    pub(crate) fn holders_of(&self, asked: &BTreeSet<&ResourceName>, but: Option<&GangKey>) -> Vec<Holder> {
+    /// Gangs with reservations of idle devices that a pod asks for, on nodes that may take the pod, the most first.
+    pub(crate) fn holders_for(&self, request: &Request, needs: &Needs) -> Vec<Holder> {
+        let demand = Demand { request, needs, rules: self.resources.barred(needs, &[]) };
+        self.holders_among(&[demand], None)
+    }
+
+    /// The nodes that may take any of this, each with the resources that are asked for there.
+    fn nodes_for<'d>(
+        &'d self,
+        demands: &'d [Demand<'d>],
+        is_of_interest: impl Fn(&Node) -> bool + 'd,
+    ) -> impl Iterator<Item = (&'d Node, BTreeSet<&'d ResourceName>)> {
+        self.nodes.iter().filter(move |(_, node)| is_of_interest(node)).filter_map(move |(number, node)| {
+            let here = demands.iter().filter(|demand| demand.may_go_to(self, number, node));
+            let asked: BTreeSet<&ResourceName> =
+                here.flat_map(|demand| &demand.request.asks).map(|ask| &ask.resource).collect();
+            (!asked.is_empty()).then_some((node, asked))
+        })
+    }
+
+    /// Gangs other than `but` with reservations of idle devices among what is asked for, the most first.
+    fn holders_among(&self, demands: &[Demand<'_>], but: Option<&GangKey>) -> Vec<Holder> {
         let mut devices: BTreeMap<&GangKey, usize> = BTreeMap::new();
-        for kept in self.nodes.iter().flat_map(|(_, node)| node.occupancy().gang_reservations()) {
-            let of_asked = kept.devices.iter().filter(|(resource, _)| asked.contains(resource));
-            let count: usize = of_asked.map(|(_, devices)| devices.len()).sum();
-            if count > 0 && Some(&*kept.gang) != but {
-                *devices.entry(&kept.gang).or_default() += count;
+        let has_reservations = |node: &Node| !node.occupancy().gang_reservations().is_empty();
+        for (node, asked) in self.nodes_for(demands, has_reservations) {
+            for kept in node.occupancy().gang_reservations().iter().filter(|kept| Some(&*kept.gang) != but) {
+                let count = node.idle_among(&kept.devices, &asked);
+                if count > 0 {
+                    *devices.entry(&kept.gang).or_default() += count;
+                }
             }
         }
         let holder = |(gang, devices): (&GangKey, usize)| Holder {
             gang: gang.to_string().into(),
             devices,
-            until: self.gangs.core.reserved_until(gang, self.now).filter(|_| !self.gangs.only_looks),
+            until: self.reserved_until(gang),
         };
         let mut holders: Vec<Holder> = devices.into_iter().map(holder).collect();
         holders.sort_by(|a, b| (Reverse(a.devices), &a.gang).cmp(&(Reverse(b.devices), &b.gang)));
         holders
+    }
+
+    /// Adds to the refusal of a single pod the gangs that have reserved idle devices on nodes which lack these: the gangs whose
+    /// reservations end first, [`NAMED`] at most, so that the text stays short.
+    pub(in crate::index) fn name_holders(&self, answer: &mut Filtered, nodes: &[Option<NodeIx>]) {
+        let short: HashMap<NodeIx, (usize, &ResourceName)> = answer
+            .short_of_reserved(nodes)
+            .map(|(refusal, node, resource)| (node, (refusal, resource)))
+            .collect();
+        if short.is_empty() {
+            return;
+        }
+        let mut gangs: BTreeMap<&Arc<GangKey>, BTreeSet<NodeIx>> = BTreeMap::new();
+        for ((gang, _), node) in self.gangs.places.iter().filter(|(_, node)| short.contains_key(node)) {
+            gangs.entry(gang).or_default().insert(*node);
+        }
+        let mut gangs: Vec<_> =
+            gangs.into_iter().map(|(gang, nodes)| (self.reserved_until(gang), gang, nodes)).collect();
+        gangs.sort_by_key(|(until, gang, _)| (until.is_none(), *until, *gang));
+        let mut holders: BTreeMap<usize, Vec<Holder>> = BTreeMap::new();
+        let mut named = 0;
+        for (until, gang, nodes) in gangs {
+            let mut has_any = false;
+            for node in nodes {
+                let (Some((refusal, resource)), Some(entry)) = (short.get(&node), self.nodes.get(node))
+                else {
+                    continue;
+                };
+                let kept = entry.occupancy().gang_reservations().iter().filter(|kept| kept.gang == *gang);
+                let idle = kept.map(|kept| entry.idle_among(&kept.devices, &BTreeSet::from([*resource])));
+                let devices: usize = idle.sum();
+                if devices > 0 {
+                    let holder = Holder { gang: gang.to_string().into(), devices, until };
+                    holders.entry(*refusal).or_default().push(holder);
+                    has_any = true;
+                }
+            }
+            named += usize::from(has_any);
+            if named == NAMED {
+                break;
+            }
+        }
+        answer.name_holders(&holders);
+    }
+
+    /// Whether devices among what is asked for are reserved for pods that are being bound.
+    fn has_binds_among(&self, demands: &[Demand<'_>]) -> bool {
+        let mut nodes = self.nodes_for(demands, |node| !node.occupancy().binds().is_empty());
+        nodes.any(|(node, asked)| {
+            let mut binds = node.occupancy().binds().iter();
+            binds.any(|bind| bind.devices().iter().any(|(resource, _)| asked.contains(resource)))
+        })
+    }
+
+    /// Until when reservations of a gang last if its members do not arrive, in seconds since 1970. Stable while the limit is:
+    /// refusals name it.
+    pub(in crate::index) fn reserved_until(&self, gang: &GangKey) -> Option<i64> {
+        self.gangs.core.reserved_until(gang, self.epoch).filter(|_| !self.gangs.only_looks)
+    }
+
+    /// Whether the devices of so many members come free when these end. Otherwise they stay reserved for replacements.
+    pub(in crate::index) fn may_lose(&self, gang: &GangKey, members: usize) -> bool {
+        let Some(view) = self.gangs.core.view(gang) else {
+            return true;
+        };
+        let surplus = view.settled().saturating_sub(view.min()) as usize;
+        view.terms().is_some_and(|terms| {
+            terms.repair == Repair::Ignore || terms.by_role.is_empty() && members <= surplus
+        })
+    }
+
+    /// The members of a gang that are on nodes: `namespace/name`, sorted.
+    pub(in crate::index) fn bound_members(&self, gang: &GangKey) -> Vec<String> {
+        let members = self.gangs.core.view(gang).into_iter().flat_map(|view| view.members());
+        let bound = members.filter(|member| matches!(member.stage, Stage::Bound(_)));
+        let mut names: Vec<String> =
+            bound.map(|member| format!("{}/{}", gang.namespace, member.name)).collect();
+        names.sort_unstable();
+        names
     }
 
     /// Refused gangs are planned again where the gangs that their refusal names have no reservation any more.
@@ -101,12 +242,16 @@ impl Index {
     }
 
     /// Reservations on all nodes for decided gangs other than `but`, by gang.
-    pub(super) fn places_kept(&self, but: &GangKey) -> Vec<PlacesKept> {
+    pub(super) fn places_kept(&self, but: &GangKey) -> Vec<GangReservations> {
         self.kept_among(self.nodes.iter().map(|(_, node)| node), Some(but))
     }
 
     /// The same on one node.
-    pub(in crate::index) fn places_kept_on(&self, node: &Node, but: Option<&GangKey>) -> Vec<PlacesKept> {
+    pub(in crate::index) fn places_kept_on(
+        &self,
+        node: &Node,
+        but: Option<&GangKey>,
+    ) -> Vec<GangReservations> {
         self.kept_among(std::iter::once(node), but)
     }
 
@@ -114,7 +259,7 @@ impl Index {
         &self,
         nodes: impl Iterator<Item = &'n Node>,
         but: Option<&GangKey>,
-    ) -> Vec<PlacesKept> {
+    ) -> Vec<GangReservations> {
         let mut places: BTreeMap<&GangKey, usize> = BTreeMap::new();
         for kept in nodes.flat_map(|node| node.occupancy().gang_reservations()) {
             *places.entry(&kept.gang).or_default() += 1;
@@ -124,7 +269,11 @@ impl Index {
             view.is_some_and(|view| view.is_decided() || view.is_awaiting())
         };
         let others = places.into_iter().filter(|(gang, _)| Some(*gang) != but && decided(gang));
-        let named = others.map(|(gang, places)| PlacesKept { gang: gang.to_string(), places });
+        let named = others.map(|(gang, reservations)| GangReservations {
+            gang: gang.to_string(),
+            reservations,
+            until: self.reserved_until(gang),
+        });
         named.collect()
     }
 }

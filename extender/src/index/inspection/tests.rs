@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::answers;
-use crate::fixtures::{Cluster, bound, bridged, plain, pod};
+use crate::fixtures::{Cluster, bound, bridged, member, plain, pod};
 use gantry_planner::decide::Options;
 
 fn report(cluster: &Cluster, name: &str) -> PodReport {
@@ -100,10 +100,10 @@ fn node_report_names_the_insufficient_resource() {
     }
 }
 
-/// A node, and the pods on it: GPUs and CPU of each.
+/// A node, and the pods on it: GPUs and CPU of each, and whether it is a member of gang `g`, which needs all of its members.
 #[derive(Debug, Clone)]
 struct NodeCase {
-    pods: Vec<(u32, i64)>,
+    pods: Vec<(u32, i64, bool)>,
     pool: u8,
     tainted: bool,
     cordoned: bool,
@@ -114,14 +114,14 @@ const CPU: i64 = 64;
 
 prop_compose! {
     fn node_case()(
-        pods in prop::collection::vec((1u32..5, 0i64..40), 0..4),
+        pods in prop::collection::vec((1u32..5, 0i64..40, prop::bool::weighted(0.4)), 0..4),
         pool in 0u8..2,
         tainted in prop::bool::weighted(0.15),
         cordoned in prop::bool::weighted(0.1),
         serves in prop::bool::weighted(0.85),
     ) -> NodeCase {
         let mut left = (8, CPU);
-        let pods = pods.into_iter().filter(|(gpus, cpu)| {
+        let pods = pods.into_iter().filter(|(gpus, cpu, _)| {
             let fits = *gpus <= left.0 && *cpu <= left.1;
             left = if fits { (left.0 - gpus, left.1 - cpu) } else { left };
             fits
@@ -137,7 +137,11 @@ impl NodeCase {
         pods.fold((8, CPU), |(gpus, cpu), (_, pod)| (gpus - pod.0, cpu - pod.1))
     }
 
-    fn build(&self, cluster: &Cluster, name: &str) {
+    fn members(&self) -> impl Iterator<Item = usize> {
+        self.pods.iter().enumerate().filter(|(_, pod)| pod.2).map(|(number, _)| number)
+    }
+
+    fn build(&self, cluster: &Cluster, name: &str, members: u32) {
         cluster.add(name, &plain(8));
         let facts = NodeFacts {
             name: name.into(),
@@ -166,11 +170,23 @@ impl NodeCase {
             cluster.inventory(&node);
         }
         let mut first = 0;
-        for (number, (gpus, cpu)) in self.pods.iter().enumerate() {
-            let mut pod = asking(&format!("{name}-{number}"), *gpus, *cpu);
+        for (number, (gpus, cpu, is_member)) in self.pods.iter().enumerate() {
+            let pod_name = format!("{name}-{number}");
+            let mut pod = asking(&pod_name, *gpus, *cpu);
+            if *is_member {
+                pod["metadata"]["annotations"] =
+                    member(&pod_name, *gpus, "g", members)["metadata"]["annotations"].clone();
+            }
             pod["spec"]["nodeName"] = name.into();
             let devices = format!("{first}-{}", first + gpus - 1);
-            cluster.pod(&bound(pod, name, u32::try_from(number).unwrap() + 1, Some(&devices)));
+            let annotations = pod["metadata"]["annotations"].clone();
+            let mut pod = bound(pod, name, u32::try_from(number).unwrap() + 1, Some(&devices));
+            if let (Some(all), Some(of_gang)) =
+                (pod["metadata"]["annotations"].as_object_mut(), annotations.as_object())
+            {
+                all.extend(of_gang.clone());
+            }
+            cluster.pod(&pod);
             first += gpus;
         }
     }
@@ -186,7 +202,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     /// Held against a judge: labels and taints first, then the plugin, devices, CPU; pods that would have to end suffice,
-    /// each of them is needed, and none is named where no end of pods helps.
+    /// each of them is needed, none is named where no end of pods helps, and members of a gang only with all others: the
+    /// devices of one that ends stay reserved.
     #[test]
     fn pod_report_states_only_what_is_true(
         nodes in prop::collection::vec(node_case(), 1..4),
@@ -195,8 +212,12 @@ proptest! {
         pool in prop::option::weighted(0.4, 0u8..2),
     ) {
         let cluster = Cluster::new(Options::default());
+        let numbered = nodes.iter().enumerate();
+        let members: Vec<String> = numbered
+            .flat_map(|(number, node)| node.members().map(move |pod| format!("default/n{number}-{pod}")))
+            .collect();
         for (number, node) in nodes.iter().enumerate() {
-            node.build(&cluster, &format!("n{number}"));
+            node.build(&cluster, &format!("n{number}"), u32::try_from(members.len()).unwrap());
         }
         let mut waits = asking("waits", gpus, cpu);
         if let Some(pool) = pool {
@@ -229,15 +250,20 @@ proptest! {
                 let (free, left) = node.left(ended);
                 free >= gpus && left >= cpu
             };
-            let number = |pod: &String| pod.rsplit('-').next().unwrap().parse::<usize>().unwrap();
-            let ended: Vec<usize> = found.would_have_to_end.iter().map(number).collect();
+            let named = |pod: &String| found.would_have_to_end.contains(pod);
+            prop_assert!(members.iter().all(named) || !members.iter().any(named), "{:?}", found);
+            let here = format!("default/{}-", found.node);
+            let number = |pod: &String| pod.strip_prefix(&here).map(|number| number.parse::<usize>().unwrap());
+            let ended: Vec<usize> = found.would_have_to_end.iter().filter_map(number).collect();
             let all: Vec<usize> = (0..node.pods.len()).collect();
             let helps = found.lack.is_some() && !is_ruled_out && node.serves && fits(&all);
             prop_assert_eq!(!ended.is_empty(), helps, "{:?}", found);
             if helps {
                 prop_assert!(fits(&ended));
                 for spared in &ended {
-                    let others: Vec<usize> = ended.iter().copied().filter(|pod| pod != spared).collect();
+                    let is_spared =
+                        |pod: &usize| pod == spared || node.pods[*pod].2 && node.pods[*spared].2;
+                    let others: Vec<usize> = ended.iter().copied().filter(|pod| !is_spared(pod)).collect();
                     prop_assert!(!fits(&others), "{} need not end: {:?}", spared, found);
                 }
             }

@@ -155,7 +155,7 @@ fn sick_gpus_and_those_of_vanished_pods_are_named() {
         refused,
         [
             "a: node(s) with 4 of 8 GPUs free, 8 asked, 2 unhealthy (GPU 3: Xid 79: GPU has fallen off the bus; GPU 5: Xid 48), \
-             2 not yet given back by pods that are gone"
+             2 not yet released by deleted pods"
         ]
     );
 }

@@ -210,7 +210,7 @@ impl Gangs {
         let of_gang = explain(scene, "gang", "urgent").await?;
         ensure!(of_gang.contains("Degraded"), "{of_gang}");
         let of_pod = explain(scene, "pod", "waits-0").await?;
-        let kept = format!("1 place is kept for gang {}/urgent there", scene.namespace);
+        let kept = format!("has 1 reservation of gang {}/urgent", scene.namespace);
         let line = of_pod.lines().find(|line| line.contains(&kept));
         ensure!(line.is_some_and(|line| line.contains(&node)), "no {kept:?} of {node} in\n{of_pod}");
         let now = Metrics::settled(

@@ -237,7 +237,7 @@ fn a_gang_that_has_waited_long_has_nodes_kept_for_it_a_while() {
     assert!(cluster.store.snapshot().kept.is_none());
     cluster.wait(30).wait(31);
     let kept = cluster.store.snapshot().kept.clone().unwrap();
-    assert_eq!(kept.words(), "node(s) kept for gang default/a, which waits");
+    assert_eq!(kept.words(), "node(s) reserved for gang default/a, which waits");
     assert_eq!(kept.nodes().count(), 2);
     // Later gangs are not placed there either.
     create(&cluster, &members("b", 1, 1));

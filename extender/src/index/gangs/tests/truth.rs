@@ -1,6 +1,10 @@
 //! What gangs and pods are refused for, as facts: reserved devices, the members that are missing, the nodes that are ruled out.
 
-use gantry_gang::protocol::{Refusal, Shortage, Withheld};
+use std::collections::BTreeMap;
+
+use gantry_gang::protocol::{Holder, Refusal, Shortage, Withheld};
+use gantry_gang::{NodeFacts, Resources, Taint, TaintEffect};
+use proptest::prelude::*;
 
 use super::*;
 use crate::index::Lack;
@@ -164,4 +168,135 @@ fn gated_members_exist_and_are_named_with_their_gate() {
         &*why.message,
         "gang default/a: MembersGated: 2 of 2 members exist; kept back by scheduling gate example.com/quota: 1"
     );
+}
+
+/// A node of four GPUs.
+#[derive(Debug, Clone)]
+struct NodeCase {
+    pool: u8,
+    tainted: bool,
+}
+
+/// A pod: alone, or the only member of a gang.
+#[derive(Debug, Clone)]
+struct PodCase {
+    gpus: u32,
+    pool: Option<u8>,
+    tolerates: bool,
+}
+
+prop_compose! {
+    fn node_case()(pool in 0u8..2, tainted in prop::bool::weighted(0.2)) -> NodeCase {
+        NodeCase { pool, tainted }
+    }
+}
+
+prop_compose! {
+    fn pod_case()(
+        gpus in 1u32..6,
+        pool in prop::option::weighted(0.7, 0u8..2),
+        tolerates in any::<bool>(),
+    ) -> PodCase {
+        PodCase { gpus, pool, tolerates }
+    }
+}
+
+impl NodeCase {
+    fn build(&self, cluster: &Cluster, name: &str) {
+        cluster.add(name, &plain(4));
+        let taint = Taint { key: "dedicated".into(), value: "".into(), effect: TaintEffect::NoSchedule };
+        let facts = NodeFacts {
+            name: name.into(),
+            labels: [("pool".into(), self.pool.to_string().into())].into(),
+            allocatable: Resources {
+                milli_cpu: 64_000,
+                memory: 1 << 40,
+                ephemeral: 1 << 40,
+                pods: 110,
+                ..Resources::default()
+            },
+            unschedulable: false,
+            taints: self.tainted.then_some(taint).into_iter().collect(),
+        };
+        cluster.store.update(|index| index.node_described(facts.into()));
+    }
+}
+
+impl PodCase {
+    fn build(&self, mut pod: Value) -> Value {
+        if let Some(pool) = self.pool {
+            pod["spec"]["nodeSelector"] = json!({"pool": pool.to_string()});
+        }
+        if self.tolerates {
+            pod["spec"]["tolerations"] = json!([{"key": "dedicated", "operator": "Exists"}]);
+        }
+        pod
+    }
+
+    fn may_go_to(&self, node: &NodeCase) -> bool {
+        self.gpus <= 4 && self.pool.is_none_or(|pool| pool == node.pool) && (self.tolerates || !node.tainted)
+    }
+}
+
+fn holders(cluster: &Cluster, pod: &str) -> Vec<Holder> {
+    cluster.store.read(|index| {
+        let pod = index.find_pod("default", pod).unwrap();
+        index.holders_for(pod.request.as_ref().unwrap(), &pod.needs)
+    })
+}
+
+fn counts(holders: &[Holder]) -> BTreeMap<String, usize> {
+    holders.iter().map(|holder| (holder.gang.to_string(), holder.devices)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// Only reservations on nodes that admit the pod keep it waiting: a refusal names these gangs, with their devices there, and
+    /// no other.
+    #[test]
+    fn refusals_name_holders_on_admitted_nodes_only(
+        nodes in prop::collection::vec(node_case(), 1..5),
+        gangs in prop::collection::vec(pod_case(), 0..5),
+        waits in pod_case(),
+    ) {
+        let cluster = Cluster::new(Options::default());
+        let name = |number: usize| format!("n{number}");
+        for (number, node) in nodes.iter().enumerate() {
+            node.build(&cluster, &name(number));
+        }
+        for (number, gang) in gangs.iter().enumerate() {
+            let key = format!("g{number}");
+            create(&cluster, &[gang.build(member(&format!("{key}-0"), gang.gpus, &key, 1))]);
+        }
+        create(&cluster, &[waits.build(member("w-0", waits.gpus, "w", 1))]);
+        create(&cluster, &[waits.build(pod("single", waits.gpus))]);
+        let mut expected = BTreeMap::new();
+        for number in 0..gangs.len() {
+            let view = cluster.store.read(|index| index.gang_view("default", &format!("g{number}"))).unwrap();
+            for place in view.places {
+                let node = &nodes[place.node.as_str()[1..].parse::<usize>().unwrap()];
+                if waits.may_go_to(node) {
+                    *expected.entry(format!("default/g{number}")).or_insert(0) += place.devices.len();
+                }
+            }
+        }
+        let of_gang = cluster.store.read(|index| {
+            let view = index.gangs_named("default", "w").into_iter().next().unwrap();
+            match view.refusal() {
+                Some(Refusal::DoesNotFit(shortage)) => shortage.reserved.clone(),
+                _ => None,
+            }
+        });
+        if let Some(reserved) = of_gang {
+            prop_assert!(!reserved.holders.is_empty());
+            prop_assert_eq!(counts(&reserved.holders), expected.clone());
+        }
+        if phase(&cluster, "w") == GangPhase::Reserved {
+            expected.insert("default/w".to_owned(), waits.gpus as usize);
+        }
+        let holders = holders(&cluster, "single");
+        prop_assert!(holders.iter().all(|holder| holder.until.is_some()));
+        prop_assert_eq!(counts(&holders), expected);
+    }
 }

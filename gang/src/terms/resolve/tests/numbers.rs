@@ -13,16 +13,16 @@ fn what_is_missing_is_waited_for_in_words_that_stay() {
     assert_eq!(not_yet(std::slice::from_ref(&unsaid), OwnerState::Unread), "JobSet train was not read yet");
     assert_eq!(
         not_yet(std::slice::from_ref(&unsaid), OwnerState::Missing),
-        "JobSet train, which says how many members are needed, does not exist or may not be read (it is read as jobset.x-k8s.io/v1, v1alpha2)"
+        "JobSet train, which declares how many members are needed, does not exist or may not be read (it is read as jobset.x-k8s.io/v1, v1alpha2)"
     );
     let empty = OwnerFacts::default();
     assert_eq!(
         not_yet(&[unsaid], OwnerState::Read(&empty)),
-        "JobSet train does not say yet how many members are needed"
+        "JobSet train does not declare yet how many members are needed"
     );
     assert_eq!(
         not_yet(&[membership(Size::Undeclared)], OwnerState::NotNeeded),
-        "nobody says how many members are needed: set annotation gantry.dev/gang-min on its pods, or minMember of Gang train"
+        "the number of members needed is not declared: set annotation gantry.dev/gang-min on its pods, or minMember of Gang train"
     );
     let declared = of_owner(OwnerKind::LeaderWorkerSet, Size::Stated { min: 4, total: Some(4) });
     assert_eq!(
