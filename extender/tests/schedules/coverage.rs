@@ -82,6 +82,7 @@ kinds! {
     Restored,
     Orphaned,
     TreeDecided,
+    PlacementTried,
 }
 
 macro_rules! machine_events {

@@ -62,6 +62,7 @@ fn play(seed: u64, keep_log: bool) -> (End, Vec<String>) {
         // Not by the dice: the schedules without are as they were.
         spares: seed % 4 == 3,
         trees: seed % 5 == 2,
+        placements: seed % 10 == 2,
         slow_owners: seed % 4 == 1,
         late_volumes: seed % 6 == 1,
         hold: match dice.mille(300) {

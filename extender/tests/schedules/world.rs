@@ -198,6 +198,8 @@ pub(crate) struct Plan {
     pub(crate) spares: bool,
     /// Whether members of gangs are in trees of groups.
     pub(crate) trees: bool,
+    /// Whether filter is called for the members of trees with the nodes of every placement.
+    pub(crate) placements: bool,
     /// Whether some controllers make replacements minutes after the loss.
     pub(crate) slow_owners: bool,
     /// Whether members beyond the minimum have volumes that are not there for minutes.

@@ -57,9 +57,12 @@ impl World {
                 .map(|(_, name)| name)
                 .collect();
         }
+        let placements = self.placements(pod, &nodes);
+        self.probe(pod, &placements.0);
         let Some(passed) = self.ask(pod, &nodes) else {
             return;
         };
+        self.probe(pod, &placements.1);
         if passed.is_ok() && self.lacks_volume(pod) {
             self.played(Played::VolumeMissing);
             return self.back_off(&pod.uid);
@@ -75,6 +78,28 @@ impl World {
                 let best = self.ask_prioritize(asked.as_bytes(), passed);
                 self.assume(pod, &best);
             }
+        }
+    }
+
+    /// Placements of a PodGroup cycle before and after the one that has all nodes: each has one node. None outside such a cycle.
+    fn placements(&mut self, pod: &Pod, nodes: &[String]) -> (Vec<String>, Vec<String>) {
+        let is_native = pod.gang.as_ref().is_some_and(|claim| claim.group.is_some());
+        if !self.plan.placements || !is_native || nodes.len() < 2 {
+            return <_>::default();
+        }
+        let (before, after) = nodes.split_at(self.dice.index(nodes.len() + 1));
+        (before.to_vec(), after.to_vec())
+    }
+
+    /// Calls filter for placements, of which none is taken.
+    fn probe(&mut self, pod: &Arc<Pod>, placements: &[String]) {
+        for node in placements {
+            self.played(Played::PlacementTried);
+            let asked = body(pod, std::slice::from_ref(node));
+            let Some((run, _)) = self.ask_filter(asked.as_bytes()) else {
+                return;
+            };
+            self.note(format_args!("filter {} at {run}, placement {node}", pod.uid));
         }
     }
 
