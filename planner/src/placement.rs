@@ -158,7 +158,7 @@ impl PlacementRequest {
             own.take(name, text)
                 .map_err(|problem| PlacementError { place: format!("annotation {name}"), problem })?;
         }
-        own.check()?;
+        own.check("")?;
         Ok(own.over(defaults))
     }
 
@@ -199,13 +199,13 @@ impl Own {
     }
 
     /// A preference below the requirement has no effect, so it is a mistake.
-    fn check(&self) -> Result<(), PlacementError> {
+    fn check(&self, scope: &str) -> Result<(), PlacementError> {
         let contradiction = |preferred: &str,
                              value: &dyn fmt::Display,
                              required: &str,
                              least: &dyn fmt::Display| {
             Err(PlacementError {
-                place: format!("annotation {preferred}"),
+                place: format!("{scope}annotation {preferred}"),
                 problem: format!(
                     "{value} has no effect, because {required} is {least}; prefer more than is required, or remove it"
                 ),
@@ -258,9 +258,20 @@ fn link(text: &str) -> Result<LinkClass, String> {
 fn bandwidth(text: &str) -> Result<u32, String> {
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let number = is_number.then(|| text.parse::<u32>().ok()).flatten();
-    number
-        .filter(|gbs| (1..=MAX_GBS).contains(gbs))
-        .ok_or_else(|| format!("{} is no bandwidth: write whole GB/s, 1 to {MAX_GBS}", shown(text)))
+    number.filter(|gbs| (1..=MAX_GBS).contains(gbs)).ok_or_else(|| {
+        let nearest =
+            nearest_bandwidth(text).map_or_else(String::new, |gbs| format!("; did you mean `{gbs}`?"));
+        format!("{} is no bandwidth: write whole GB/s, 1 to {MAX_GBS}{nearest}", shown(text))
+    })
+}
+
+/// The bandwidth that a text with a unit, a fraction or a number out of range comes nearest to.
+fn nearest_bandwidth(text: &str) -> Option<u32> {
+    let text = text.trim();
+    let end = text.find(|ch: char| !ch.is_ascii_digit() && ch != '.').unwrap_or(text.len());
+    let number: f64 = text.get(..end)?.parse().ok()?;
+    // A cast from a float stays within the type.
+    Some((number.round() as u32).clamp(1, MAX_GBS))
 }
 
 fn models(text: &str) -> Result<Arc<[Arc<str>]>, String> {
@@ -277,7 +288,7 @@ fn models(text: &str) -> Result<Arc<[Arc<str>]>, String> {
             return Err(format!("{} is no known GPU model; did you mean `{nearest}`?", shown(model)));
         }
         if models.iter().any(|known| words(known) == words(model)) {
-            return Err(format!("{} is named twice; name each model once, the best first", shown(model)));
+            return Err(format!("{} is named twice; name each model once", shown(model)));
         }
         models.push(model.into());
     }
@@ -285,6 +296,14 @@ fn models(text: &str) -> Result<Arc<[Arc<str>]>, String> {
         return Err(format!("{} models are named, at most {MAX_MODELS} are allowed", models.len()));
     }
     Ok(models.into())
+}
+
+/// Checks an order of GPU models by their cost, as an operator lists them.
+///
+/// # Errors
+/// The first entry that is no known model, is empty or is named twice; too many entries.
+pub fn check_cost_order(listed: &[String]) -> Result<(), String> {
+    if listed.is_empty() { Ok(()) } else { models(&listed.join(",")).map(drop) }
 }
 
 /// Whether a GPU's full name, such as `NVIDIA A100-SXM4-80GB`, is of a model such as `A100`: it has all of its words.
@@ -328,10 +347,15 @@ impl PlacementDefaults {
             let name = name.ok_or_else(|| fault(not_one_of(short, &known)))?;
             by_namespace.entry(namespace).or_default().take(name, value).map_err(fault)?;
         }
-        for own in by_namespace.values() {
-            own.check()?;
+        let of_cluster = by_namespace.remove("").unwrap_or_default();
+        of_cluster.check("defaults of the cluster: ")?;
+        for (namespace, own) in &by_namespace {
+            // What a namespace leaves open is the cluster's.
+            let link = [0, 1].map(|at: usize| own.link[at].or(of_cluster.link[at]));
+            let gbs = [0, 1].map(|at: usize| own.gbs[at].or(of_cluster.gbs[at]));
+            Own { link, gbs, ..Own::default() }.check(&format!("defaults of namespace {namespace}: "))?;
         }
-        let cluster = by_namespace.remove("").unwrap_or_default().over(&PlacementRequest::default());
+        let cluster = of_cluster.over(&PlacementRequest::default());
         let namespaces = by_namespace.into_iter();
         let namespaces = namespaces.map(|(name, own)| (name.to_owned(), own.over(&cluster))).collect();
         Ok(Self { cluster, namespaces })
@@ -382,11 +406,13 @@ mod tests {
     fn bad_values_name_what_is_allowed() {
         let refused = |name, text| read(&[(name, text)]).unwrap_err();
         insta::assert_snapshot!(refused("required-link", "nvlnk"), @r#"annotation gantry.dev/required-link: "nvlnk" is none of nvlink, pcie-switch, numa, any; did you mean `nvlink`?"#);
-        insta::assert_snapshot!(refused("required-bandwidth", "40GB"), @r#"annotation gantry.dev/required-bandwidth: "40GB" is no bandwidth: write whole GB/s, 1 to 10000"#);
-        insta::assert_snapshot!(refused("preferred-bandwidth", "0"), @r#"annotation gantry.dev/preferred-bandwidth: "0" is no bandwidth: write whole GB/s, 1 to 10000"#);
+        insta::assert_snapshot!(refused("required-bandwidth", "40GB"), @r#"annotation gantry.dev/required-bandwidth: "40GB" is no bandwidth: write whole GB/s, 1 to 10000; did you mean `40`?"#);
+        insta::assert_snapshot!(refused("required-bandwidth", "fast"), @r#"annotation gantry.dev/required-bandwidth: "fast" is no bandwidth: write whole GB/s, 1 to 10000"#);
+        insta::assert_snapshot!(refused("required-bandwidth", "99.6 GB/s"), @r#"annotation gantry.dev/required-bandwidth: "99.6 GB/s" is no bandwidth: write whole GB/s, 1 to 10000; did you mean `100`?"#);
+        insta::assert_snapshot!(refused("preferred-bandwidth", "0"), @r#"annotation gantry.dev/preferred-bandwidth: "0" is no bandwidth: write whole GB/s, 1 to 10000; did you mean `1`?"#);
         insta::assert_snapshot!(refused("economy", "yes"), @r#"annotation gantry.dev/economy: "yes" is none of true, false"#);
         insta::assert_snapshot!(refused("gpu-models", "H10O"), @r#"annotation gantry.dev/gpu-models: "H10O" is no known GPU model; did you mean `H100`?"#);
-        insta::assert_snapshot!(refused("gpu-models", "A100, a100"), @r#"annotation gantry.dev/gpu-models: "a100" is named twice; name each model once, the best first"#);
+        insta::assert_snapshot!(refused("gpu-models", "A100, a100"), @r#"annotation gantry.dev/gpu-models: "a100" is named twice; name each model once"#);
         insta::assert_snapshot!(refused("gpu-models", "A100,,"), @r#"annotation gantry.dev/gpu-models: "A100,," has an entry that is no GPU model; write names with commas, such as H100, A100"#);
         insta::assert_snapshot!(refused("node-policy", "packd"), @r#"annotation gantry.dev/node-policy: "packd" is none of pack, spread; did you mean `pack`?"#);
     }
@@ -435,6 +461,26 @@ mod tests {
         assert_eq!((team_a.preferred.link, team_a.economy), (Some(LinkClass::NvLink), true));
         let own = read_over(&[("economy", "false"), ("preferred-link", "any")], team_a).unwrap();
         assert_eq!((own.preferred.link, own.economy, own.required.gbs), (None, false, Some(20)));
+    }
+
+    #[test]
+    fn namespace_default_below_the_clusters_is_refused() {
+        let refused = |items: [&str; 2]| PlacementDefaults::read(items).unwrap_err().to_string();
+        insta::assert_snapshot!(refused(["required-link=nvlink", "team-a/preferred-link=numa"]), @"defaults of namespace team-a: annotation gantry.dev/preferred-link: numa has no effect, because gantry.dev/required-link is nvlink; prefer more than is required, or remove it");
+        insta::assert_snapshot!(refused(["preferred-bandwidth=40", "team-a/required-bandwidth=50"]), @"defaults of namespace team-a: annotation gantry.dev/preferred-bandwidth: 40 has no effect, because gantry.dev/required-bandwidth is 50; prefer more than is required, or remove it");
+        assert!(PlacementDefaults::read(["required-link=numa", "team-a/preferred-link=nvlink"]).is_ok());
+    }
+
+    #[test]
+    fn bad_cost_order_is_refused() {
+        let refused = |listed: &[&str]| {
+            let listed: Vec<String> = listed.iter().map(ToString::to_string).collect();
+            check_cost_order(&listed).unwrap_err()
+        };
+        insta::assert_snapshot!(refused(&["H10O", "A100"]), @r#""H10O" is no known GPU model; did you mean `H100`?"#);
+        insta::assert_snapshot!(refused(&["A100", "", "H100"]), @r#""A100,,H100" has an entry that is no GPU model; write names with commas, such as H100, A100"#);
+        insta::assert_snapshot!(refused(&["A100", "a100"]), @r#""a100" is named twice; name each model once"#);
+        assert!(check_cost_order(&[]).is_ok());
     }
 
     #[test]
