@@ -104,9 +104,20 @@ fn numa(device: Device<'_>, bus_id: &PcieAddress, sysfs: &Sysfs, ask: &mut Quest
         return None;
     }
     let nvml = ask.known(Fact::Numa, device.memory_affinity()).unwrap_or_default();
+    near_nodes(kernel, &nvml)
+}
+
+/// The kernel's node, then the others that NVML reports if that is among them: NVML may report a lower node that is farther
+/// away. NVML's nodes alone where the kernel has none.
+fn near_nodes(kernel: Option<u32>, nvml: &[u32]) -> Option<IdList> {
     match kernel {
+        None => id_list(nvml),
         Some(node) if !nvml.contains(&node) => id_list(&[node]),
-        _ => id_list(&nvml),
+        Some(node) if nvml.iter().all(|other| *other >= node) => id_list(nvml),
+        Some(node) => {
+            let others: Vec<u32> = nvml.iter().copied().filter(|other| *other != node).collect();
+            format!("{node},{}", id_list(&others)?).parse().ok()
+        }
     }
 }
 
@@ -221,6 +232,17 @@ mod tests {
         assert_eq!(list(&[0, 1, 2, 8, 128, 129]).as_deref(), Some("0-2,8,128-129"));
         assert_eq!(list(&[5]).as_deref(), Some("5"));
         assert_eq!(list(&[]), None);
+    }
+
+    /// Kubelet gets the first of them.
+    #[test]
+    fn node_of_the_kernel_comes_first() {
+        let near = |kernel, nvml: &[u32]| near_nodes(kernel, nvml).map(|nodes| nodes.to_string());
+        assert_eq!(near(Some(1), &[0, 1, 2, 3]).as_deref(), Some("1,0,2-3"));
+        assert_eq!(near(Some(0), &[0, 1]).as_deref(), Some("0-1"));
+        assert_eq!(near(Some(3), &[0, 1]).as_deref(), Some("3"));
+        assert_eq!(near(None, &[0, 1]).as_deref(), Some("0-1"));
+        assert_eq!(near(None, &[]), None);
     }
 
     #[test]
