@@ -1,6 +1,6 @@
-//! Keeps the gangs told of the objects that say how large they are: one watch for each kind that is needed, begun when
-//! the first gang needs it. Kinds that are not installed or may not be read count as missing, and are looked for again.
-//! Decides nothing.
+//! Publishes the owners of gangs, which define the sizes of gangs: one watch for each kind that is needed, from the first
+//! gang that needs it. Kinds that are not installed or may not be read count as missing, and are tried again. Decides
+//! nothing.
 
 mod follow;
 mod table;
@@ -21,17 +21,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::object_memory::ObjectMemory;
 use follow::News;
-use table::{OwnerTable, Place, Told};
+use table::{OwnerTable, Place, Updates};
 
-/// Between two looks at which owners are wanted.
+/// Interval at which the wanted owners are read.
 const LOOK: Duration = Duration::from_millis(200);
-/// Questions about single objects at once.
+/// Most requests for single objects at once.
 const QUESTIONS: usize = 8;
-/// News that may wait to be taken. Each may be an object of a megabyte.
-const NEWS: usize = 4;
+/// Events of watches in the queue. Each may be an object of a megabyte.
+const EVENTS: usize = 4;
 
-/// Watches until `shutdown`. `wanted` says which owners are needed now; `seen` is told what each says, or `None` where
-/// there is none.
+/// Watches until `shutdown`. `wanted` returns the owners that are needed now; `seen` receives the facts of each, or `None`
+/// if it does not exist.
 pub async fn run(
     client: Client,
     wanted: impl Fn() -> Vec<WatchedOwner>,
@@ -39,12 +39,12 @@ pub async fn run(
     memory: Arc<ObjectMemory>,
     shutdown: CancellationToken,
 ) {
-    let (tell, mut news) = mpsc::channel(NEWS);
+    let (sender, mut events) = mpsc::channel(EVENTS);
     let mut watcher = OwnerWatcher {
         client,
         memory,
         table: OwnerTable::default(),
-        tell,
+        tell: sender,
         tasks: JoinSet::new(),
         following: BTreeMap::new(),
         resources: BTreeMap::new(),
@@ -54,25 +54,25 @@ pub async fn run(
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        let told = tokio::select! {
+        let updates = tokio::select! {
             () = shutdown.cancelled() => return,
             _ = look.tick() => watcher.want(wanted()),
-            // The watcher keeps the other end.
-            Some(news) = news.recv() => watcher.take(news),
+            // The watcher holds a sender.
+            Some(event) = events.recv() => watcher.take(event),
             Some(answer) = watcher.questions.join_next() => match answer {
-                Ok((place, object)) => watcher.table.answered(Instant::now().into_std(), &place, object),
-                // Cancelled with the kind, or a bug of ours: the owner is asked for again when it is next wanted.
-                Err(_) => Told::new(),
+                Ok((place, object)) => watcher.table.read_ended(Instant::now().into_std(), &place, object),
+                // Cancelled with the kind, or a panic: the owner is read again when it is wanted next.
+                Err(_) => Updates::new(),
             },
         };
-        for (owner, facts) in told {
+        for (owner, facts) in updates {
             seen(&owner, facts);
         }
         watcher.ask();
     }
 }
 
-/// The table of owners, and the tasks that ask for it. All of them end with it.
+/// The table of owners, and the tasks that watch and read for it. They end with it.
 struct OwnerWatcher {
     client: Client,
     memory: Arc<ObjectMemory>,
@@ -86,8 +86,8 @@ struct OwnerWatcher {
 }
 
 impl OwnerWatcher {
-    fn want(&mut self, wanted: Vec<WatchedOwner>) -> Told {
-        let (changes, told) = self.table.want(Instant::now().into_std(), wanted);
+    fn want(&mut self, wanted: Vec<WatchedOwner>) -> Updates {
+        let (changes, updates) = self.table.want(Instant::now().into_std(), wanted);
         for kind in changes.end {
             self.resources.remove(&kind);
             if let Some(task) = self.following.remove(&kind) {
@@ -98,21 +98,21 @@ impl OwnerWatcher {
             let task = follow::follow(self.client.clone(), kind, Arc::clone(&self.memory), self.tell.clone());
             self.following.insert(kind, self.tasks.spawn(task));
         }
-        // The handles of those that were ended.
+        // The handles of the tasks that were ended.
         while self.tasks.try_join_next().is_some() {}
-        told
+        updates
     }
 
-    fn take(&mut self, news: News) -> Told {
-        match news {
+    fn take(&mut self, event: News) -> Updates {
+        match event {
             News::Begins(kind, resource) => {
                 self.resources.insert(kind, resource);
                 self.table.list_begins(kind);
-                Told::new()
+                Updates::new()
             }
             News::Ends(kind) => {
                 self.table.list_ends(kind);
-                Told::new()
+                Updates::new()
             }
             News::Seen(place, object) => self.table.seen(&place, &object),
             News::Gone(place) => self.table.gone(&place),
@@ -121,13 +121,13 @@ impl OwnerWatcher {
     }
 
     fn ask(&mut self) {
-        self.unasked.extend(self.table.ask(Instant::now().into_std()));
+        self.unasked.extend(self.table.take_unread(Instant::now().into_std()));
         while self.questions.len() < QUESTIONS {
             let Some(place) = self.unasked.pop_front() else {
                 return;
             };
             let Some(resource) = self.resources.get(&place.0).cloned() else {
-                // Its kind is no longer watched, because nobody wants it.
+                // Its kind is no longer watched, because no gang needs it.
                 continue;
             };
             let (client, memory) = (self.client.clone(), Arc::clone(&self.memory));

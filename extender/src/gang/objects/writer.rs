@@ -1,6 +1,6 @@
-//! Writes what became of gangs, and what was decided: one write per object at a time, the newest status only, decisions
-//! before all else. A decision is told to be written only once the API server has shown it; after any other end the
-//! object is read again first.
+//! Writes the status and the decision of each gang to its object: one write per object at a time, the newest status
+//! only, decisions before all else. A decision counts as written once the API server has returned it; after any other
+//! result the object is read again first.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -25,19 +25,18 @@ use crate::gang::events::Events;
 use crate::index::Store;
 use crate::metrics::{Metrics, Outcome};
 
-/// Between two statuses of one gang: what changes meanwhile is written with the next.
+/// Time between two statuses of one gang. Changes in between are written with the next status.
 const BETWEEN: Duration = Duration::from_secs(1);
-/// Statuses on their way at once.
+/// Most writes of statuses at once.
 const AT_ONCE: usize = 32;
 /// Pauses after writes that failed.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(200), LONGEST);
-/// The longest such wait.
+/// The longest such pause.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Tries of a removal, and of a status that is refused and has nothing to say of a decision. The next change is written
-/// all the same.
+/// Attempts of a deletion, and of a refused status without a decision. The next change is written nevertheless.
 const TRIES: u32 = 6;
 
-/// Writes until `shutdown`. Other work than on Gang objects goes to `others`.
+/// Writes until `shutdown`. Work that is not about Gang objects goes to `others`.
 pub async fn run(
     client: Client,
     store: Arc<Store>,
@@ -61,27 +60,27 @@ pub async fn run(
     let _: Option<Infallible> = shutdown.run_until_cancelled(writer.work()).await;
 }
 
-/// What is to be done with one object.
+/// The work on one object.
 #[derive(Default)]
 struct PendingWrites {
     busy: bool,
-    /// A decision to be written, with its gang.
+    /// The decision to write, with its gang.
     commit: Option<(Arc<GangKey>, Decision)>,
-    /// The gang that had it is over.
+    /// The object is to be deleted: its gang has ended.
     forget: bool,
-    /// The object has to be read before anything else.
+    /// The object must be read before anything else.
     read: bool,
-    /// The newest status.
+    /// The newest status, not written yet.
     status: Option<GangStatus>,
-    /// What was told of the last one, which may be on its way: the object shows an older one then.
-    told: Option<GangStatus>,
-    /// The decision whose write has failed, or may have.
-    doubt: Option<String>,
-    /// Nothing before that time; a decision that has not failed yet does not wait.
+    /// The last status that metrics and Events report. Its write may be running, so that the object is older.
+    reported: Option<GangStatus>,
+    /// The decision whose write failed or has an unknown result.
+    unconfirmed: Option<String>,
+    /// No request before that time. A decision that has not failed yet does not wait.
     due: Option<Instant>,
     failed: u32,
-    /// Why it could not be written or read the last time: what lasts is said once.
-    said: Option<String>,
+    /// The last error. A repeated error is logged once.
+    logged: Option<String>,
 }
 
 /// One write or read.
@@ -140,7 +139,7 @@ impl Writer {
                     writes.forget = true;
                 }
                 other => {
-                    // Nobody takes it any more only when all of this ends.
+                    // The receiver is gone only at shutdown.
                     let _ = self.others.send(other);
                 }
             }
@@ -149,14 +148,14 @@ impl Writer {
             let name = name(&gang);
             let known = self.objects.get(&name).map(|object| object.status);
             let writes = self.pending.entry(name).or_default();
-            let before = writes.told.replace(step(&status)).or(known);
+            let before = writes.reported.replace(step(&status)).or(known);
             self.metrics.gang_moved(before.as_ref(), &status);
             self.events.gang_moved(&gang, before.as_ref(), &status);
             writes.status = Some(status);
         }
     }
 
-    /// Starts what is due. Returns when the next is.
+    /// Starts the requests that are due. Returns the time of the next one.
     fn start(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let mut next: Option<Instant> = None;
@@ -175,7 +174,7 @@ impl Writer {
                 continue;
             }
             let known = self.objects.get(name);
-            if writes.says_what_is(known.as_ref()) {
+            if writes.is_written(known.as_ref()) {
                 writes.status = None;
                 same.extend(known.clone().map(|known| (name.clone(), known)));
             }
@@ -190,10 +189,9 @@ impl Writer {
             self.running.push(Box::pin(perform(client, name, job, status, known)));
         }
         self.pending.retain(|_, writes| !writes.is_idle(now));
-        // Nobody writes it, so no watch shows it: a place that was changed and changed back is written down all the
-        // same.
+        // Without a write no watch event follows: a reservation that was changed and changed back counts as written.
         for (name, object) in same {
-            self.tell(&name, Some(object));
+            self.publish(&name, Some(object));
         }
         next
     }
@@ -223,52 +221,54 @@ impl Writer {
             Err(Failure::Unknown(_)) => "unknown",
         };
         match &result {
-            Err(Failure::Refused(error) | Failure::Unknown(error)) if writes.said.as_ref() == Some(error) => {
+            Err(Failure::Refused(error) | Failure::Unknown(error))
+                if writes.logged.as_ref() == Some(error) =>
+            {
                 tracing::debug!(gang = %name.name, namespace = %name.namespace, %error, "still cannot write or read Gang");
             }
             Err(Failure::Refused(error) | Failure::Unknown(error)) => {
                 tracing::warn!(gang = %name.name, namespace = %name.namespace, %error, "cannot write or read Gang");
-                writes.said = Some(error.clone());
+                writes.logged = Some(error.clone());
             }
             Err(Failure::Conflict | Failure::Missing) => {}
-            Ok(_) => writes.said = None,
+            Ok(_) => writes.logged = None,
         }
         let failed = result.is_err();
         match job {
             Job::Commit(gang, decision) => {
                 self.metrics.commits.get_or_create(&Outcome { outcome }).inc();
-                let told = match &result {
+                let written = match &result {
                     Ok(_) => Ok(()),
                     Err(Failure::Unknown(_)) => Err(CommitFailure::Unknown),
                     Err(Failure::Refused(words)) => Err(CommitFailure::Refused(words.as_str().into())),
                     Err(Failure::Conflict | Failure::Missing) => Err(CommitFailure::Conflict),
                 };
                 writes.decided(&decision);
-                // After a refusal the object is as it was: a read, which may be refused too, must not hold up the next
-                // try.
-                writes.read = matches!(&told, Err(CommitFailure::Conflict | CommitFailure::Unknown));
-                writes.doubt = writes.read.then(|| decision.id.clone());
+                // After a refusal the object is unchanged. A read may be refused too, and must not delay the next attempt.
+                writes.read = matches!(&written, Err(CommitFailure::Conflict | CommitFailure::Unknown));
+                writes.unconfirmed = writes.read.then(|| decision.id.clone());
                 writes.pause(failed, now);
                 let id = &decision.id;
-                self.store.update(|index| index.committed(&gang, id, told));
+                self.store.update(|index| index.committed(&gang, id, written));
             }
             Job::Read => match result {
                 Ok(object) => {
                     writes.read = false;
-                    // A decision that was not known: what was to be written is of before it.
+                    // A decision that was not known: the waiting status is older than it.
                     let shown = object.as_ref().and_then(|object| object.status.decision.as_ref());
-                    let doubt = writes.doubt.take();
-                    let news = shown.is_some_and(|shown| {
-                        before.is_none_or(|before| before.id != shown.id) || doubt.as_ref() == Some(&shown.id)
+                    let unconfirmed = writes.unconfirmed.take();
+                    let is_new = shown.is_some_and(|shown| {
+                        before.is_none_or(|before| before.id != shown.id)
+                            || unconfirmed.as_ref() == Some(&shown.id)
                     });
-                    if news {
+                    if is_new {
                         writes.status.take_if(|status| status.decision.is_none());
                     }
-                    self.tell(&name, object);
+                    self.publish(&name, object);
                 }
                 Err(Failure::Missing) => {
                     writes.read = false;
-                    self.tell(&name, None);
+                    self.publish(&name, None);
                 }
                 Err(_) => writes.pause(true, now),
             },
@@ -282,8 +282,8 @@ impl Writer {
             Job::Status(status) => {
                 match &result {
                     Ok(_) => {}
-                    // Where a decision is said, or one is shown that is over, members wait for the word and whoever
-                    // takes over goes by it.
+                    // A status with a decision, or one that removes a decision, is always repeated: members wait for it, and
+                    // the next leader reads it.
                     Err(Failure::Refused(_))
                         if writes.failed >= TRIES && status.decision.is_none() && before.is_none() =>
                     {
@@ -302,8 +302,8 @@ impl Writer {
         }
     }
 
-    /// Tells what was read.
-    fn tell(&self, name: &Name, object: Option<Object>) {
+    /// Gives the index the object as it was read.
+    fn publish(&self, name: &Name, object: Option<Object>) {
         let newest = object.map(|object| self.objects.saw(name, object));
         self.store.update(|index| match newest {
             Some(object) => index.gang_object_seen(&name.namespace, &name.name, object),
@@ -313,14 +313,14 @@ impl Writer {
 }
 
 impl PendingWrites {
-    /// Whether the status to be written is what the object says already, and nothing is to be done before.
-    fn says_what_is(&self, known: Option<&Object>) -> bool {
+    /// Whether the object has the status to write already, and no other request comes first.
+    fn is_written(&self, known: Option<&Object>) -> bool {
         let first = !self.read && !self.forget && self.commit.is_none();
         first && known.is_some_and(|known| self.status.as_ref() == Some(&known.status))
     }
 
-    /// What to do next with the object, of which `known` is the newest version, and the status to be written with it.
-    fn next(&mut self, known: Option<&Object>, room: bool) -> Option<(Job, GangStatus)> {
+    /// The next request about the object, of which `known` is the newest version, and the status to write with it.
+    fn next(&mut self, known: Option<&Object>, may_write: bool) -> Option<(Job, GangStatus)> {
         if self.read {
             return Some((Job::Read, GangStatus::default()));
         }
@@ -328,14 +328,14 @@ impl PendingWrites {
             return Some((Job::Forget, GangStatus::default()));
         }
         if let Some((gang, decision)) = self.commit.take() {
-            // The newest status goes along: it is one write.
+            // The newest status is part of the same write.
             let status = self.status.take();
             let status = status.or_else(|| known.map(|known| known.status.clone()));
-            // Where the first try has failed, no status may be there to go along; whose decision it is must be said all
-            // the same, or whoever takes over does not know it.
+            // After a failed attempt there may be no newer status. The decision must name its gang nevertheless: the next
+            // leader reads it.
             let status = GangStatus {
                 decision: Some(decision.clone()),
-                // What was kept for it is its own from here on.
+                // The devices reserved for the restart are the gang's own from here on.
                 continuation: None,
                 name: gang.name.to_string(),
                 integration: gang.integration.as_str().to_owned(),
@@ -344,15 +344,14 @@ impl PendingWrites {
             };
             return Some((Job::Commit(gang, decision), status));
         }
-        if !room {
+        if !may_write {
             return None;
         }
         let status = self.status.take()?;
         Some((Job::Status(Box::new(status.clone())), status))
     }
 
-    /// The write of a decision has ended, one way or the other: what was to be written before it is old. What was said
-    /// since the watch has shown it is not, and is not said again.
+    /// The write of a decision has ended, with any result: a waiting status without this decision is outdated.
     fn decided(&mut self, decision: &Decision) {
         self.status.take_if(|status| {
             let of = status.decision.as_ref();
@@ -372,7 +371,7 @@ impl PendingWrites {
 
     fn is_idle(&self, now: Instant) -> bool {
         let nothing = self.commit.is_none() && self.status.is_none() && !self.forget && !self.read;
-        // One that failed is remembered for a while: it may be asked for again at once.
+        // The count of failures is kept for a while, because the same request may come again at once.
         let rest = if self.failed > 0 { LONGEST } else { Duration::ZERO };
         nothing && !self.busy && self.due.is_none_or(|due| due + rest <= now)
     }
@@ -401,7 +400,7 @@ async fn write(
         None => {
             let made = requests::create(client, name).await?;
             if made.status.decision.is_some() {
-                // It was there, and is somebody's: it has to be looked at first.
+                // The object exists with a decision of another incarnation: it must be read first.
                 return Err(Failure::Conflict);
             }
             made
@@ -410,7 +409,7 @@ async fn write(
     requests::write_status(client, name, &known, status).await
 }
 
-/// What the next status is compared with, to tell what has become of the gang: phase, words and conditions, and not its
+/// The part of a status that metrics and Events compare with the next one: phase, texts and conditions, without the
 /// decision, which is large.
 fn step(status: &GangStatus) -> GangStatus {
     GangStatus {

@@ -1,5 +1,5 @@
-//! Which owners are wanted and what is known of each: what to watch, whom to ask the API server about, and what is news. A state machine
-//! without I/O or clock.
+//! The wanted owners and what is known of each: which kinds to watch, which owners to read, and what has changed. A state
+//! machine without I/O or clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use gantry_gang::protocol::WatchedOwner;
 use gantry_gang::{OwnerFacts, OwnerKind, OwnerRef, integrations};
 use serde_json::Value;
 
-/// How long a kind is watched on after the last gang that needed it: the next one is soon there.
+/// Time for which a kind is watched after its last gang has ended: another one may follow soon.
 const LINGER: Duration = Duration::from_secs(300);
-/// Before an owner that could not be read is asked for again.
+/// Pause before an owner that could not be read is read again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// An object: its kind, namespace and name.
+/// The kind, namespace and name of an object.
 pub(super) type Place = (OwnerKind, Arc<str>, Arc<str>);
 
-/// What is known of an owner, by part.
-pub(super) type Told = Vec<(OwnerRef, Option<Arc<OwnerFacts>>)>;
+/// The facts of an owner, by part; `None` if it does not exist.
+pub(super) type Updates = Vec<(OwnerRef, Option<Arc<OwnerFacts>>)>;
 
-/// See the head of the module.
+/// The wanted owners.
 #[derive(Debug, Default)]
 pub(super) struct OwnerTable {
     owners: BTreeMap<Place, Owner>,
@@ -31,27 +31,27 @@ pub(super) struct OwnerTable {
 struct Owner {
     parts: BTreeSet<Arc<str>>,
     known: Known,
-    /// What was last told of it is what it says, and not that it is not there.
+    /// The last update has its facts, and does not report it missing.
     read: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Known {
-    /// Nothing since it was wanted, or since the last list began.
+    /// Nothing since it was first wanted, or since the last list began.
     #[default]
     Nothing,
-    /// The API server is being asked.
-    Asked,
-    /// The API server could not answer; it is asked again then.
+    /// A request for it is running.
+    Requested,
+    /// It could not be read, and is read again at that time.
     Failed(Instant),
-    /// What it is, or that it is not.
-    Told,
+    /// Its facts, or that it does not exist.
+    Published,
 }
 
 #[derive(Debug)]
 struct Kind {
     state: State,
-    /// Since when no gang has needed it.
+    /// The time since which no gang needs it.
     idle: Option<Instant>,
 }
 
@@ -59,9 +59,9 @@ struct Kind {
 enum State {
     /// Its first list is not complete.
     Listing,
-    /// Its watch goes on.
+    /// It is watched.
     Live,
-    /// It is not served, or may not be read.
+    /// The API server does not serve it, or forbids to read it.
     Absent,
 }
 
@@ -73,8 +73,8 @@ pub(super) struct Changes {
 }
 
 impl OwnerTable {
-    /// Other owners are wanted.
-    pub(super) fn want(&mut self, now: Instant, wanted: Vec<WatchedOwner>) -> (Changes, Told) {
+    /// Sets the wanted owners.
+    pub(super) fn want(&mut self, now: Instant, wanted: Vec<WatchedOwner>) -> (Changes, Updates) {
         let mut parts: BTreeMap<Place, (BTreeSet<Arc<str>>, bool)> = BTreeMap::new();
         for WatchedOwner { owner, unread } in wanted {
             let place = (owner.kind, owner.namespace, owner.name);
@@ -84,7 +84,7 @@ impl OwnerTable {
         }
         self.owners.retain(|place, _| parts.contains_key(place));
         let mut changes = Changes::default();
-        let mut told = Told::new();
+        let mut updates = Updates::new();
         for (place, (parts, unread)) in parts {
             let kind = self.kinds.entry(place.0).or_insert_with(|| {
                 changes.begin.push(place.0);
@@ -93,17 +93,17 @@ impl OwnerTable {
             kind.idle = None;
             let absent = kind.state == State::Absent;
             let owner = self.owners.entry(place.clone()).or_default();
-            // It was told, and has been forgotten since, for no gang went by it for a moment.
-            let forgotten = unread && owner.known == Known::Told;
+            // Its facts were published and then dropped, because no gang needed them for a moment.
+            let forgotten = unread && owner.known == Known::Published;
             if owner.parts == parts && !forgotten {
                 continue;
             }
-            // Objects are not kept: what another part of it says has to be asked.
+            // Objects are not kept: for another part the object must be read again.
             let new = forgotten || parts.difference(&owner.parts).next().is_some();
             owner.parts = parts;
             if absent {
-                owner.tell(&place, None, &mut told);
-            } else if new && owner.known == Known::Told {
+                owner.publish(&place, None, &mut updates);
+            } else if new && owner.known == Known::Published {
                 owner.known = Known::Nothing;
             }
         }
@@ -114,63 +114,63 @@ impl OwnerTable {
             }
         }
         self.kinds.retain(|kind, _| !changes.end.contains(kind));
-        (changes, told)
+        (changes, updates)
     }
 
-    /// Owners that no list or watch has brought: the API server is to be asked for them now.
-    pub(super) fn ask(&mut self, now: Instant) -> Vec<Place> {
+    /// The owners to read now, because no list or watch contained them.
+    pub(super) fn take_unread(&mut self, now: Instant) -> Vec<Place> {
         let mut places = Vec::new();
         for (place, owner) in &mut self.owners {
             let live = self.kinds.get(&place.0).is_some_and(|kind| kind.state == State::Live);
             let due = match owner.known {
                 Known::Nothing => true,
                 Known::Failed(until) => now >= until,
-                Known::Asked | Known::Told => false,
+                Known::Requested | Known::Published => false,
             };
             if live && due {
-                owner.known = Known::Asked;
+                owner.known = Known::Requested;
                 places.push(place.clone());
             }
         }
         places
     }
 
-    /// How asking ended: `Err` if nobody knows. What a watch has brought in the meantime is newer.
-    pub(super) fn answered(
+    /// The result of a request; `Err` if it is unknown. An event of a watch in the meantime is newer.
+    pub(super) fn read_ended(
         &mut self,
         now: Instant,
         place: &Place,
         object: Result<Option<Value>, ()>,
-    ) -> Told {
-        let mut told = Told::new();
-        if let Some(owner) = self.owners.get_mut(place).filter(|owner| owner.known == Known::Asked) {
+    ) -> Updates {
+        let mut updates = Updates::new();
+        if let Some(owner) = self.owners.get_mut(place).filter(|owner| owner.known == Known::Requested) {
             match object {
-                Ok(object) => owner.tell(place, object.as_ref(), &mut told),
+                Ok(object) => owner.publish(place, object.as_ref(), &mut updates),
                 Err(()) => owner.known = Known::Failed(now + AGAIN),
             }
         }
-        told
+        updates
     }
 
-    /// A list or watch brought an object.
-    pub(super) fn seen(&mut self, place: &Place, object: &Value) -> Told {
-        self.tell(place, Some(object))
+    /// A list or watch contains an object.
+    pub(super) fn seen(&mut self, place: &Place, object: &Value) -> Updates {
+        self.publish(place, Some(object))
     }
 
-    /// A watch brought the end of an object.
-    pub(super) fn gone(&mut self, place: &Place) -> Told {
-        self.tell(place, None)
+    /// A watch reports the deletion of an object.
+    pub(super) fn gone(&mut self, place: &Place) -> Updates {
+        self.publish(place, None)
     }
 
-    fn tell(&mut self, place: &Place, object: Option<&Value>) -> Told {
-        let mut told = Told::new();
+    fn publish(&mut self, place: &Place, object: Option<&Value>) -> Updates {
+        let mut updates = Updates::new();
         if let Some(owner) = self.owners.get_mut(place) {
-            owner.tell(place, object, &mut told);
+            owner.publish(place, object, &mut updates);
         }
-        told
+        updates
     }
 
-    /// A list begins: what it does not bring is to be asked for.
+    /// A list begins. Owners that it does not contain are read afterwards.
     pub(super) fn list_begins(&mut self, kind: OwnerKind) {
         for (_, owner) in self.owners.iter_mut().filter(|(place, _)| place.0 == kind) {
             owner.known = Known::Nothing;
@@ -182,16 +182,16 @@ impl OwnerTable {
         self.set(kind, State::Live);
     }
 
-    /// A kind is not served, or may not be read: none of its objects exists for us but those that were read before. They are not gone for
-    /// that: a right may be missing for a moment.
-    pub(super) fn absent(&mut self, kind: OwnerKind) -> Told {
+    /// The API server does not serve a kind, or forbids to read it. Objects that were read before keep their facts, because
+    /// a right may be missing for a moment only; all others count as missing.
+    pub(super) fn absent(&mut self, kind: OwnerKind) -> Updates {
         self.set(kind, State::Absent);
-        let mut told = Told::new();
+        let mut updates = Updates::new();
         let owners = self.owners.iter_mut().filter(|(place, _)| place.0 == kind);
         for (place, owner) in owners.filter(|(_, owner)| !owner.read) {
-            owner.tell(place, None, &mut told);
+            owner.publish(place, None, &mut updates);
         }
-        told
+        updates
     }
 
     fn set(&mut self, kind: OwnerKind, state: State) {
@@ -202,8 +202,8 @@ impl OwnerTable {
 }
 
 impl Owner {
-    fn tell(&mut self, (kind, namespace, name): &Place, object: Option<&Value>, told: &mut Told) {
-        self.known = Known::Told;
+    fn publish(&mut self, (kind, namespace, name): &Place, object: Option<&Value>, updates: &mut Updates) {
+        self.known = Known::Published;
         self.read = object.is_some();
         for part in &self.parts {
             let owner = OwnerRef {
@@ -213,7 +213,7 @@ impl Owner {
                 part: Arc::clone(part),
             };
             let facts = object.map(|object| Arc::new(integrations::read(*kind, part, object)));
-            told.push((owner, facts));
+            updates.push((owner, facts));
         }
     }
 }

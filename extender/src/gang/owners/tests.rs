@@ -360,13 +360,13 @@ fn what_a_watch_brings_while_the_api_server_is_asked_is_newer() {
     let mut table = OwnerTable::default();
     let (changes, _) = table.want(now, vec![unread("a")]);
     assert_eq!(changes.begin, [OwnerKind::JobSet]);
-    assert!(table.ask(now).is_empty(), "the list may bring it");
+    assert!(table.take_unread(now).is_empty(), "the list may bring it");
     table.list_ends(OwnerKind::JobSet);
     let place: Place = (OwnerKind::JobSet, "ml".into(), "a".into());
-    assert_eq!(table.ask(now), std::slice::from_ref(&place));
-    assert!(table.ask(now).is_empty(), "once");
+    assert_eq!(table.take_unread(now), std::slice::from_ref(&place));
+    assert!(table.take_unread(now).is_empty(), "once");
     assert_eq!(table.seen(&place, &job_set("a", 6)).len(), 1);
-    assert!(table.answered(now, &place, Ok(Some(job_set("a", 4)))).is_empty());
+    assert!(table.read_ended(now, &place, Ok(Some(job_set("a", 4)))).is_empty());
 }
 
 /// The last gang of the owner has ended, and the next one appears before the owner is read again.
@@ -380,10 +380,10 @@ fn owner_forgotten_after_its_gang_ended_is_read_again() {
     assert_eq!(table.seen(&place, &job_set("a", 4)).len(), 1);
     let read = WatchedOwner { unread: false, ..unread("a") };
     table.want(now, vec![read]);
-    assert!(table.ask(now).is_empty());
+    assert!(table.take_unread(now).is_empty());
     table.want(now, vec![unread("a")]);
-    assert_eq!(table.ask(now), std::slice::from_ref(&place));
-    assert_eq!(table.answered(now, &place, Ok(Some(job_set("a", 8)))).len(), 1);
+    assert_eq!(table.take_unread(now), std::slice::from_ref(&place));
+    assert_eq!(table.read_ended(now, &place, Ok(Some(job_set("a", 8)))).len(), 1);
     table.absent(OwnerKind::JobSet);
     assert_eq!(table.want(now, vec![unread("a")]).1.len(), 1, "there is none, and that is said again");
 }
@@ -402,8 +402,8 @@ fn owner_already_read_survives_a_short_loss_of_access() {
     assert_eq!(told, [(unread("b").owner, None)]);
     table.list_begins(OwnerKind::JobSet);
     table.list_ends(OwnerKind::JobSet);
-    assert!(table.ask(now).contains(&place), "what the next list does not bring is asked for");
-    assert_eq!(table.answered(now, &place, Ok(None)), [(unread("a").owner, None)]);
+    assert!(table.take_unread(now).contains(&place), "what the next list does not bring is asked for");
+    assert_eq!(table.read_ended(now, &place, Ok(None)), [(unread("a").owner, None)]);
 }
 
 #[test]
