@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::counts::Counts;
 use crate::run::{cargo, output, root, run, run_into, run_reading, target};
-use crate::{generate, image, mutants, words};
+use crate::{generate, mutants, words};
 
 /// Everything, ending on the counts of all tests.
 pub(crate) fn all() -> Result<()> {
@@ -71,7 +71,6 @@ pub(crate) fn nightly(first: u64) -> Result<()> {
             counted(schedules.args(["--", "--nocapture"]))
         })?;
     }
-    step("two builds of the program", image::reproduce)?;
     counts.conclude()
 }
 

@@ -124,18 +124,6 @@ pub(crate) fn release(archive: &Path, source: Option<String>) -> Result<()> {
     build(&args).map(drop)
 }
 
-/// Builds the program twice, the second time from nothing, and compares: a release must be the same for all who build
-/// it.
-pub(crate) fn reproduce() -> Result<()> {
-    let bytes = |path: PathBuf| fs::read(&path).with_context(|| format!("cannot read {}", path.display()));
-    let platform = Platform::Linux(Arch::host()?);
-    let first = bytes(program::build(platform)?)?;
-    let folder = target()?.join("image");
-    fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
-    ensure!(first == bytes(program::build(platform)?)?, "two builds of the program differ");
-    Ok(())
-}
-
 /// The time of all files: `$SOURCE_DATE_EPOCH`, or that of the commit, or 1970.
 pub(crate) fn epoch() -> Result<u64> {
     if let Ok(epoch) = std::env::var("SOURCE_DATE_EPOCH") {

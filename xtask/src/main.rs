@@ -74,8 +74,10 @@ enum Task {
     Release(release::ReleaseArgs),
     /// Builds the site from docs/ and the pages of the root with mdBook (installs mdBook on the first run).
     Site(site::SiteArgs),
-    /// What takes too long for every commit, without mutants: all scenarios, the soak test, new random schedules, two
-    /// builds of the program compared. Takes hours.
+    /// Builds a release twice, the second time from nothing, and compares all files. Takes an hour.
+    Reproduce,
+    /// What takes too long for every commit, without mutants: all scenarios, the soak test, new random schedules. Takes
+    /// hours.
     Nightly {
         /// Seed of the first random schedule.
         #[arg(long, default_value_t = 0)]
@@ -114,6 +116,7 @@ fn main() -> Result<()> {
         Task::Deny => ci::deny(),
         Task::Image(args) => image::run_task(&args),
         Task::Release(args) => release::run_task(&args),
+        Task::Reproduce => release::reproduce(),
         Task::Site(args) => site::run_task(&args),
         Task::Nightly { first } => ci::nightly(first),
         Task::Bench { name, args } => ci::bench(name.as_deref(), &args),

@@ -11,6 +11,7 @@ use gantry_image::{Arch, Tree, sha256};
 use crate::image;
 use crate::program::{self, Platform};
 use crate::run::{root, run, target};
+use crate::site;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -81,8 +82,32 @@ pub(crate) fn run_task(args: &ReleaseArgs) -> Result<()> {
     let manifests = folder.join(format!("gantry-{VERSION}-manifests.tgz"));
     pack(&root().join("manifests"), "manifests", epoch, registry, &manifests)?;
     fs::write(folder.join("NOTES.md"), notes)?;
+    let site = target()?.join("site");
+    site::build(&site)?;
+    pack(&site, "site", epoch, None, &folder.join(format!("gantry-{VERSION}-site.tgz")))?;
     sums(&folder)?;
     println!("{} is complete; nothing was pushed", folder.display());
+    Ok(())
+}
+
+/// Builds a release twice, the second time from nothing, and compares all files: a release must be the same for all who
+/// build it.
+pub(crate) fn reproduce() -> Result<()> {
+    let (programs, builds) = (target()?.join("image"), target()?.join("two-releases"));
+    let sums = |name: &str| {
+        for folder in [&programs, &builds.join(name)] {
+            if folder.exists() {
+                fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+            }
+        }
+        let output = Some(builds.join(name));
+        run_task(&ReleaseArgs { tag: None, output, source: None, registry: None })?;
+        fs::read_to_string(builds.join(name).join("SHA256SUMS")).context("SHA256SUMS")
+    };
+    let (first, second) = (sums("first")?, sums("second")?);
+    let differ: Vec<&str> =
+        first.lines().filter(|line| !second.lines().any(|other| other == *line)).collect();
+    ensure!(differ.is_empty(), "two builds of the release differ:\n{}", differ.join("\n"));
     Ok(())
 }
 
