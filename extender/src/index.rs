@@ -298,6 +298,11 @@ impl Index {
                 self.pod_came(&pod);
             }
         }
+        if let Some(node) = node.filter(|_| pod.refused_by_topology)
+            && let Some(inventory) = self.nodes.refused_by_topology(node)
+        {
+            self.set_inventory(node, Some(inventory));
+        }
         self.note_waiting(&pod);
         self.tell_pod(&pod);
         if pod.terminal {

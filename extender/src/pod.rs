@@ -46,6 +46,8 @@ pub struct PodFacts {
     pub bound_and_created: (Option<Timestamp>, Option<Timestamp>),
     /// Phase `Succeeded` or `Failed`: kubelet has given its devices back.
     pub terminal: bool,
+    /// Kubelet's Topology Manager refused it.
+    pub refused_by_topology: bool,
     /// How far it is, and where.
     pub stage: Stage,
     /// It is being deleted.
@@ -136,6 +138,7 @@ impl Reader {
             grant: grant.map(|text| bounded(text).into()),
             bound_and_created: (bound_at.map(|time| time.0), metadata.creation_timestamp.map(|time| time.0)),
             terminal: matches!(stage, Stage::Succeeded | Stage::Failed),
+            refused_by_topology: status.is_refused_by_topology(),
             stage,
             leaving: metadata.deletion_timestamp.is_some(),
             ends: metadata.deletion_timestamp.map(|time| time.0.as_second()),

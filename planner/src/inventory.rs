@@ -24,6 +24,8 @@ pub struct Inventory {
     pub holders: Vec<Held>,
     /// The CPUs and the memory of each NUMA node, if kubelet refuses pods by them.
     pub numa: Vec<NumaNode>,
+    /// The NUMA node of each GPU that kubelet knows, where the configuration of its Topology Manager is not known.
+    pub unaligned: Option<Vec<Option<u32>>>,
     /// The reason of the condition by which the plugin does not serve, or cannot read the truth. Kubelet would refuse a
     /// pod bound there now for good.
     pub not_ready: Option<Arc<str>>,
@@ -187,14 +189,17 @@ impl Pool {
     /// Applies the Topology Manager of the node's kubelet. `numa`: the NUMA node of each GPU that kubelet knows. All
     /// allocatable CPUs and memory count as free.
     pub fn align(&mut self, kubelet: &KubeletTopology, numa: &[Option<u32>], nodes: &[NumaNode]) {
+        let alignment = Alignment::new(kubelet, &self.numa_of_devices(numa))
+            .map(|alignment| alignment.counting(nodes).with_free(NumaNode::unoccupied));
+        self.alignment = alignment.map(Arc::new);
+    }
+
+    fn numa_of_devices(&self, numa: &[Option<u32>]) -> Vec<Option<u32>> {
         let node = |device: usize| {
             self.id(device)?;
             numa.get(self.gpu_of(device)?).copied().flatten()
         };
-        let by_device: Vec<Option<u32>> = (0..self.devices.len()).map(node).collect();
-        let alignment = Alignment::new(kubelet, &by_device)
-            .map(|alignment| alignment.counting(nodes).with_free(NumaNode::unoccupied));
-        self.alignment = alignment.map(Arc::new);
+        (0..self.devices.len()).map(node).collect()
     }
 
     /// Marks every device unhealthy.
@@ -297,6 +302,16 @@ impl Pool {
 }
 
 impl Inventory {
+    /// Aligns its devices as strictly as a kubelet may, if the configuration of its Topology Manager is not known.
+    pub fn assume_alignment(&mut self) {
+        let Some(numa) = self.unaligned.take() else {
+            return;
+        };
+        for pool in &mut self.pools {
+            pool.alignment = Alignment::assumed(&pool.numa_of_devices(&numa)).map(Arc::new);
+        }
+    }
+
     /// Whether it serves other devices than another inventory, or on other terms; health and holders do not count.
     pub fn serves_otherwise(&self, other: &Self) -> bool {
         let terms = |pool: &Pool| (pool.resource.clone(), pool.max_request, pool.alignment.clone());

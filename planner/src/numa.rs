@@ -43,6 +43,8 @@ const MAX_NODES: usize = GpuNodeStatus::MAX_NUMA_NODES;
 pub struct Alignment {
     policy: TopologyManagerPolicy,
     scope: TopologyManagerScope,
+    /// Kubelet's configuration is not known.
+    is_assumed: bool,
     /// By device: its node; `None` for a device without one, or that does not exist.
     node_of: Vec<Option<u8>>,
     /// The numbers of the nodes, ascending.
@@ -73,12 +75,30 @@ impl Alignment {
         let mut alignment = Self {
             policy: kubelet.policy,
             scope: kubelet.scope,
+            is_assumed: false,
             node_of: Vec::new(),
             nodes,
             numa: Vec::new(),
         };
         alignment.node_of = numa.iter().map(|node| alignment.index_of((*node)?)).collect();
         Some(alignment)
+    }
+
+    /// The strictest alignment, for a kubelet that refused a pod and whose configuration is not known; `None` if no NUMA node
+    /// is known.
+    pub fn assumed(numa: &[Option<u32>]) -> Option<Self> {
+        let kubelet = KubeletTopology {
+            policy: TopologyManagerPolicy::SingleNumaNode,
+            scope: TopologyManagerScope::Pod,
+            ..KubeletTopology::default()
+        };
+        Some(Self { is_assumed: true, ..Self::new(&kubelet, numa)? })
+    }
+
+    /// The policy, as refusals name it.
+    fn policy(&self) -> String {
+        let assumed = if self.is_assumed { ", assumed after a TopologyAffinityError" } else { "" };
+        format!("{}{assumed}", self.policy.as_str())
     }
 
     /// The same with the CPUs and the memory of the machine's NUMA nodes, which the static managers align.
@@ -293,7 +313,7 @@ impl Alignment {
     pub fn refusal(&self, free: &DeviceSet, size: usize) -> String {
         format!(
             "the Topology Manager ({}) would refuse {size} devices: {} are free by NUMA node",
-            self.policy.as_str(),
+            self.policy(),
             self.by_node(free)
         )
     }
@@ -322,7 +342,7 @@ impl Alignment {
         let both: Vec<String> = cpus.into_iter().chain(memory).collect();
         format!(
             "the Topology Manager ({}) would refuse {devices} devices with {}",
-            self.policy.as_str(),
+            self.policy(),
             both.join(" and ")
         )
     }

@@ -26,6 +26,8 @@ pub(super) struct Node {
     advertised: Option<Vec<(ResourceName, u32)>>,
     /// What the plugin publishes; `None` without a GpuNode object.
     inventory: Option<Arc<Inventory>>,
+    /// Kubelet's Topology Manager refused a pod.
+    refused_by_topology: bool,
     /// What another program does with the node, by its mark on the Node object.
     mark: Option<Arc<str>>,
     occupancy: Occupancy,
@@ -69,6 +71,7 @@ impl Node {
             name,
             advertised: None,
             inventory: None,
+            refused_by_topology: false,
             mark: None,
             occupancy: Occupancy::default(),
             ledger: Arc::default(),
@@ -122,6 +125,20 @@ impl Node {
         self.revision = revision;
     }
 
+    /// An inventory as it counts here: after a refusal by a kubelet whose configuration is not known, its devices are aligned as
+    /// strictly as can be.
+    pub(super) fn assumed(&self, mut inventory: Inventory) -> Inventory {
+        if self.refused_by_topology {
+            inventory.assume_alignment();
+        }
+        inventory
+    }
+
+    /// Kubelet's Topology Manager refused a pod. True if that is new.
+    pub(super) fn set_refused_by_topology(&mut self) -> bool {
+        !std::mem::replace(&mut self.refused_by_topology, true)
+    }
+
     /// Returns the inventory before.
     pub(super) fn set_inventory(&mut self, inventory: Option<Inventory>) -> Option<Arc<Inventory>> {
         std::mem::replace(&mut self.inventory, inventory.map(Arc::new))
@@ -155,6 +172,21 @@ impl Node {
         pools.zip(&self.ledger.pools)
     }
 
+    /// How many of some devices, of these resources, are healthy and no pod has or had them.
+    pub(super) fn idle_among(&self, devices: &Devices, resources: &BTreeSet<&ResourceName>) -> usize {
+        let asked = devices.iter().filter(|(resource, _)| resources.contains(resource));
+        let idle = asked.map(|(resource, ids)| {
+            let mut pools = self.pools().filter(|(pool, _)| pool.resource == *resource);
+            pools.next().map_or(0, |(pool, ledger)| {
+                let mut idle = &pool.find(ids).0 & &pool.healthy;
+                idle.remove(&ledger.held);
+                idle.remove(&ledger.leaving);
+                idle.len()
+            })
+        });
+        idle.sum()
+    }
+
     /// What each live pod holds, by pool.
     pub(super) fn holders(&self) -> &[(PodUid, Vec<DeviceSet>)] {
         &self.ledger.pods
@@ -172,21 +204,6 @@ impl Node {
     }
 
     /// Why new pods get no device of it, if they get none.
-    /// How many of some devices, of these resources, are healthy and no pod has or had them.
-    pub(super) fn idle_among(&self, devices: &Devices, resources: &BTreeSet<&ResourceName>) -> usize {
-        let asked = devices.iter().filter(|(resource, _)| resources.contains(resource));
-        let idle = asked.map(|(resource, ids)| {
-            let mut pools = self.pools().filter(|(pool, _)| pool.resource == *resource);
-            pools.next().map_or(0, |(pool, ledger)| {
-                let mut idle = &pool.find(ids).0 & &pool.healthy;
-                idle.remove(&ledger.held);
-                idle.remove(&ledger.leaving);
-                idle.len()
-            })
-        });
-        idle.sum()
-    }
-
     pub(super) fn withheld(&self) -> Option<Withheld> {
         let by_plugin = self.not_ready().cloned().map(Withheld::ByPlugin);
         by_plugin.or_else(|| self.mark.clone().map(Withheld::ByMark))

@@ -195,6 +195,7 @@ impl NodeTable {
         inventory: Option<Inventory>,
     ) -> Option<InventoryChange> {
         let known = self.nodes.get_mut(node.0 as usize)?;
+        let inventory = inventory.map(|inventory| known.assumed(inventory));
         if known.inventory() == inventory.as_ref() {
             return None;
         }
@@ -211,6 +212,13 @@ impl NodeTable {
         self.changed |= change.numbers;
         self.mark(node);
         Some(change)
+    }
+
+    /// Kubelet's Topology Manager refused a pod: the inventory that counts from now on, if that changes it.
+    pub(super) fn refused_by_topology(&mut self, node: NodeIx) -> Option<Inventory> {
+        let known = self.nodes.get_mut(node.0 as usize)?;
+        let inventory = known.inventory().filter(|inventory| inventory.unaligned.is_some()).cloned();
+        known.set_refused_by_topology().then_some(inventory).flatten()
     }
 
     /// The resources that nodes offer.

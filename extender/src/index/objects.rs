@@ -41,10 +41,11 @@ pub fn inventory(watched: &Watched, node: PartialGpuNode, kinds: &mut Kinds) -> 
         (Ok(spec), Ok(status)) => {
             let kind = kinds.of(&spec.machine);
             let mut inventory = account_for(watched, (spec.machine.gpus(), &cordons), status.as_ref(), kind);
-            if let Some(kubelet) = &spec.kubelet {
-                let numa: Vec<Option<u32>> = spec.machine.gpus().iter().map(numa_node).collect();
-                let Inventory { pools, numa: nodes, .. } = &mut inventory;
-                pools.iter_mut().for_each(|pool| pool.align(kubelet, &numa, nodes));
+            let numa: Vec<Option<u32>> = spec.machine.gpus().iter().map(numa_node).collect();
+            let Inventory { pools, numa: nodes, unaligned, .. } = &mut inventory;
+            match &spec.kubelet {
+                Some(kubelet) => pools.iter_mut().for_each(|pool| pool.align(kubelet, &numa, nodes)),
+                None => *unaligned = Some(numa),
             }
             Some(inventory)
         }
@@ -107,7 +108,7 @@ fn account_for(
     let cost = watched.cost(machine.iter().map(|gpu| gpu.model.as_deref().unwrap_or_default()), &kind);
     let cordons = cordoned_gpus(machine, cordons, published);
     let numa = status.map_or_else(Vec::new, numa_nodes);
-    Inventory { kind, pools, holders, numa, not_ready, cordons, models, cost }
+    Inventory { kind, pools, holders, numa, unaligned: None, not_ready, cordons, models, cost }
 }
 
 fn cordoned_gpus(machine: &[Gpu], cordons: &Cordons, published: &[DeviceStatus]) -> Vec<CordonedGpu> {

@@ -332,6 +332,7 @@ pub(super) struct SlimSpread {
 #[serde(rename_all = "camelCase", default)]
 pub struct SlimStatus {
     pub(super) phase: Option<String>,
+    pub(super) reason: Option<String>,
     pub(super) nominated_node_name: Option<String>,
     pub(super) conditions: Vec<SlimCondition>,
     pub(super) init_container_statuses: Vec<SlimContainerStatus>,
@@ -383,6 +384,11 @@ struct SlimDevice {
 }
 
 impl SlimStatus {
+    /// Kubelet's Topology Manager refused the pod.
+    pub(super) fn is_refused_by_topology(&self) -> bool {
+        self.phase.as_deref() == Some("Failed") && self.reason.as_deref() == Some("TopologyAffinityError")
+    }
+
     /// App containers have all ended, and no init container or sidecar runs.
     pub(super) fn stopped(&self, app_containers: usize) -> bool {
         self.container_statuses.len() >= app_containers

@@ -4,7 +4,7 @@ use gantry_topology::Machine;
 use serde_json::Value;
 
 use super::*;
-use crate::fixtures::{facts, switched};
+use crate::fixtures::{bound, facts, switched};
 
 /// Two NUMA nodes with four GPUs and four allocatable CPUs each, of which some are held.
 fn numa_node(held: [u32; 2], holders: &[Value]) -> Value {
@@ -238,4 +238,35 @@ fn parts_of_cores_are_refused_where_kubelet_gives_whole_ones() {
                 CPUs each";
     assert_eq!(refusal(&cluster, "a"), text);
     assert_eq!(numa_of(reserve(&cluster, "b")), 0);
+}
+
+/// Without kubelet's configuration nothing is known of its Topology Manager until it refuses a pod. From then on sets across NUMA
+/// nodes are not granted there, so that a controller does not make refused pods for ever.
+#[test]
+fn refused_pod_aligns_node_of_unknown_policy() {
+    let cluster = Cluster::new(Options::default());
+    let mut node = numa_node([0, 0], &[]);
+    node["spec"].as_object_mut().unwrap().remove("kubelet");
+    node["status"].as_object_mut().unwrap().remove("cpus");
+    cluster.node("n", 8).inventory(&node);
+    cluster.pod(&pod("five", 5));
+    granted(&reserve(&cluster, "five").unwrap());
+    let mut failed = bound(pod("five", 5), "n", 1, None);
+    failed["status"]["phase"] = "Failed".into();
+    failed["status"]["reason"] = "TopologyAffinityError".into();
+    cluster.pod(&failed);
+    cluster.pod(&pod("again", 5));
+    let text = "node n: the Topology Manager (single-numa-node, assumed after a TopologyAffinityError) would refuse 5 devices: 4 + 4 \
+                are free by NUMA node";
+    assert_eq!(refusal(&cluster, "again"), text);
+    // The plugin publishes the same again.
+    cluster.inventory(&node);
+    assert_eq!(refusal(&cluster, "again"), text);
+    cluster.pod(&pod("four", 4));
+    granted(&reserve(&cluster, "four").unwrap());
+    // Kubelet's configuration is known from here on.
+    node["spec"]["kubelet"] = json!({"policy": "none"});
+    cluster.inventory(&node);
+    cluster.pod(&pod("all", 4));
+    granted(&reserve(&cluster, "all").unwrap());
 }

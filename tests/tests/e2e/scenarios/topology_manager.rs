@@ -16,6 +16,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
+use super::gangs::restart_extender;
 use super::modes::{chosen, refused, write_config};
 use crate::bed::Bed;
 use crate::pods;
@@ -100,10 +101,13 @@ async fn clear(api: &Api<Pod>) -> Result<()> {
     Ok(())
 }
 
-/// Without the policy in its `GpuNode` a set across both NUMA nodes is granted, and kubelet refuses the pod.
-pub(super) async fn kubelet_refuses_sets_of_unpublished_policy(bed: &Bed) -> Result<()> {
+/// Without the policy in its `GpuNode` a set across both NUMA nodes is granted once, and kubelet refuses the pod. The next such pod
+/// waits.
+pub(super) async fn refused_pod_aligns_node_of_unknown_policy(bed: &Bed) -> Result<()> {
     let outcome = refused_by_kubelet(bed).await;
     restore_kubelets(bed).await?;
+    // The extender's assumption about the node ends with its process.
+    restart_extender(bed, &[]).await?;
     outcome
 }
 
@@ -124,7 +128,10 @@ async fn refused_by_kubelet(bed: &Bed) -> Result<()> {
         }
     })
     .await?;
-    Ok(())
+    let again = chosen("again", GPU, 5, node.name())?;
+    refused(bed, &api, "e2e-unpublished", &again, "assumed after a TopologyAffinityError").await?;
+    pods::run(&api, &chosen("four", GPU, 4, node.name())?).await?;
+    clear(&api).await
 }
 
 /// Kubelet's record of exclusive CPUs. Kubelet does not start with a record of another policy.
