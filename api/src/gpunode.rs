@@ -179,6 +179,10 @@ pub struct GpuNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub clocks: Vec<GpuClock>,
+    /// The GPUs that pods hold and that are to be drained for the MIG layout of the node. Only if the operator allows it
+    /// by the Node's label `gantry.dev/mig-drain`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig_drain: Option<MigDrain>,
     /// Evidence for the replacement of boards, by GPU, also of GPUs that are no longer in the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = GpuEvidence::MAX_GPUS))]
@@ -492,6 +496,18 @@ pub struct GpuProblem {
     pub unhealthy: bool,
     /// Since when, also over restarts of the plugin.
     pub since: Time,
+}
+
+/// GPUs that are to be drained for a MIG layout. New pods do not get them meanwhile.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MigDrain {
+    /// The layout, as the Node's label names it.
+    pub layout: String,
+    /// UUIDs of the GPUs, sorted.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub gpus: Vec<String>,
 }
 
 /// How fast a GPU ran in the last minute, rounded, so that it changes seldom.

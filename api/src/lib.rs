@@ -26,7 +26,7 @@ pub use gang::{
 };
 pub use gpunode::{
     Deviation, DeviceHealth, DeviceStatus, FaultEvidence, GpuClock, GpuFault, GpuNode, GpuNodeSpec,
-    GpuNodeStatus, GpuProblem, Holder, HolderState, KubeletTopology, NumaNodeCpus, NumaNodeMemory,
+    GpuNodeStatus, GpuProblem, Holder, HolderState, KubeletTopology, MigDrain, NumaNodeCpus, NumaNodeMemory,
     Provenance, ResourceKind, ResourceStatus, SharingPolicy, Slice, TopologyManagerPolicy,
     TopologyManagerScope,
 };

@@ -119,6 +119,9 @@ pub const MIG_LAYOUT_LABEL: &str = "nvidia.com/mig.config";
 /// Label of a Node with the state of its MIG layout: `pending`, `success` or `failed`. The plugin writes it.
 pub const MIG_LAYOUT_STATE_LABEL: &str = "nvidia.com/mig.config.state";
 
+/// Label of a Node that allows to drain GPUs for the MIG layout: `true` or `false`. The operator sets it.
+pub const MIG_DRAIN_LABEL: &str = "gantry.dev/mig-drain";
+
 /// Component name in Events and in `kubectl describe`.
 pub const EXTENDER: &str = "gantry-extender";
 

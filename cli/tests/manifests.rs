@@ -251,6 +251,7 @@ fn kustomization_has_no_optional_rights() {
     for file in [
         "extender-preempt.yaml",
         "extender-restart.yaml",
+        "extender-mig-drain.yaml",
         "gates.yaml",
         "plugin-config.yaml",
         "labels-node.yaml",
@@ -275,9 +276,11 @@ fn image_does_not_run_as_root() {
 /// A tag of an action can be moved to other code.
 #[test]
 fn actions_are_pinned_by_commit() {
-    let pipeline = include_str!("../../.github/workflows/ci.yml");
-    let used: Vec<&str> = pipeline.lines().filter_map(|line| line.trim().strip_prefix("- uses: ")).collect();
-    assert!(used.len() > 5, "{used:?}");
+    let pipelines =
+        [include_str!("../../.github/workflows/ci.yml"), include_str!("../../.github/workflows/release.yml")];
+    let lines = pipelines.iter().flat_map(|pipeline| pipeline.lines());
+    let used: Vec<&str> = lines.filter_map(|line| line.trim().strip_prefix("- uses: ")).collect();
+    assert!(used.len() > 10, "{used:?}");
     for action in used {
         let (_, rest) = action.split_once('@').unwrap();
         let (commit, version) = rest.split_once(" # v").unwrap_or_else(|| panic!("{action}"));

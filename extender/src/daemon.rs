@@ -32,7 +32,7 @@ use crate::watched::Watched;
 use crate::writers::Writers;
 use crate::{announce, assigned, gang, lease, tls, watch};
 use gantry_planner::decide::Options;
-use gantry_planner::placement::PlacementDefaults;
+use gantry_planner::placement::{PlacementDefaults, check_cost_order};
 
 /// A configured extender, not yet connected to anything.
 #[derive(Debug)]
@@ -65,6 +65,8 @@ impl Daemon {
     pub fn new(args: Args) -> anyhow::Result<Self> {
         let defaults = PlacementDefaults::read(args.request_defaults.iter().map(String::as_str));
         let defaults = defaults.context("--request-default")?;
+        check_cost_order(&args.model_cost_order)
+            .map_err(|problem| anyhow::anyhow!("--model-cost-order: {problem}"))?;
         let watched = Watched::new(read_resources(&args.resources)?);
         let run = run_id();
         let read_rules = |file| Remediation::read(file, &args.lease.lease_namespace);
@@ -108,6 +110,7 @@ impl Daemon {
         let store = Arc::new(Store::new(index).with_memory(memory));
         let (assignments, assigned) = Assignments::new();
         let binder = Binder::new(client.clone(), Arc::clone(&store), watched.clone(), args.bind_timeout);
+        let mig_drains = Arc::default();
         let writers = Writers {
             client: client.clone(),
             binder: binder.led(Arc::clone(&leadership)).publishing(assignments),
@@ -117,6 +120,7 @@ impl Daemon {
             gates: args.gangs.gates,
             remediation: remediation.clone(),
             slow_members: slow_members.clone(),
+            mig_drains: Arc::clone(&mig_drains),
             announces: announces(&args.lease, address.port()),
         };
         let health = ApiHealth::new();
@@ -129,6 +133,7 @@ impl Daemon {
             metrics: Arc::clone(&writers.metrics),
             gpu_health: remediation.map(|remediation| remediation.health),
             gpu_clocks: slow_members.map(|settings| settings.clocks),
+            mig_drains,
             extent: Extent::Paged,
         };
         let watching = tokio::spawn(watch::run(client.clone(), watches, shutdown.clone()));

@@ -34,6 +34,7 @@ pub mod lease;
 pub(crate) mod ledger;
 pub(crate) mod metadata;
 pub mod metrics;
+pub(crate) mod mig_drain;
 pub mod object_memory;
 pub mod offline;
 pub(crate) mod page;

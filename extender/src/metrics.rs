@@ -126,6 +126,13 @@ pub struct ExplainRequest {
     pub code: u16,
 }
 
+/// The result of an attempt to drain a GPU for a MIG layout.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MigDrainOutcome {
+    /// `evicted` or `held_back`.
+    outcome: &'static str,
+}
+
 /// A request of the web page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PageRequest {
@@ -328,6 +335,7 @@ pub struct Metrics {
     /// How long computations of the web page took.
     pub page_refreshes: Histogram,
     contact: Gauge<f64, AtomicU64>,
+    mig_drains: Family<MigDrainOutcome, Counter>,
     last_page: Mutex<LastPage>,
 }
 
@@ -391,6 +399,7 @@ impl Metrics {
             page_streams: Gauge::default(),
             page_refreshes: Histogram::new(PLANS),
             contact: Gauge::default(),
+            mig_drains: Family::default(),
             last_page: Mutex::default(),
             registry: Registry::default(),
         };
@@ -467,6 +476,11 @@ impl Metrics {
             "api_last_response_age_seconds",
             "Time since the API server last answered, -1 if never",
             metrics.contact.clone(),
+        );
+        registry.register(
+            "mig_drains",
+            "Pods and gangs evicted for MIG layouts, and obstacles to it, by outcome",
+            metrics.mig_drains.clone(),
         );
         registry.register(
             "missing_policies",
@@ -614,11 +628,7 @@ impl Metrics {
     }
 
     /// Records the members of gangs that are named as slow, by namespace.
-    pub fn slow_members(
-        &self,
-        members: &BTreeMap<Arc<str>, usize>,
-        signs: &BTreeMap<&'static str, usize>,
-    ) {
+    pub fn slow_members(&self, members: &BTreeMap<Arc<str>, usize>, signs: &BTreeMap<&'static str, usize>) {
         set_namespaces(&self.slow_members, members);
         for sign in ["clock", "throttle", "power"] {
             let count = signs.get(sign).copied().unwrap_or_default();
@@ -642,6 +652,11 @@ impl Metrics {
     pub fn bind_ended(&self, result: &Result<(), Failure>) {
         let outcome = result.as_ref().map_or_else(|failure| failure.label(), |()| "bound");
         self.binds.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// Counts a pod or gang that was evicted for a MIG layout, or an obstacle to that.
+    pub fn mig_drain(&self, outcome: &'static str) {
+        self.mig_drains.get_or_create(&MigDrainOutcome { outcome }).inc();
     }
 
     /// Counts a gang's change of phase.

@@ -119,6 +119,7 @@ pub async fn look(client: Client, terms: Terms, extent: Extent, limit: Duration)
     let watches = Watches {
         gpu_health: None,
         gpu_clocks: None,
+        mig_drains: Arc::default(),
         extent,
         watched,
         store: Arc::clone(&store),

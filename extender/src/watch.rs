@@ -29,6 +29,7 @@ use crate::gang::objects::{Name, Objects, PartialGang};
 use crate::index::{self, Index, PartialGpuNode, SlimNode, Source, Store};
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
+use crate::mig_drain::ClusterDrains;
 use crate::object_memory::{About, Kind, ObjectMemory};
 use crate::pod::{Reader, Seen, SlimPod, Words};
 use crate::remediation::ClusterHealth;
@@ -136,6 +137,8 @@ pub struct Watches {
     pub(crate) gpu_health: Option<Arc<ClusterHealth>>,
     /// Where the clocks of GPUs are kept, if members of gangs are compared.
     pub(crate) gpu_clocks: Option<Arc<ClusterClocks>>,
+    /// Where the GPUs are kept that are to be drained for MIG layouts.
+    pub(crate) mig_drains: Arc<ClusterDrains>,
     /// How much is read.
     pub extent: Extent,
 }
@@ -227,6 +230,7 @@ impl Watches {
                 let gpu_nodes: HashSet<NodeName> = self.store.read(Index::nodes_with_inventory);
                 self.gpu_health.iter().for_each(|health| health.retain(&gpu_nodes));
                 self.gpu_clocks.iter().for_each(|clocks| clocks.retain(&gpu_nodes));
+                self.mig_drains.retain(&gpu_nodes);
                 kinds.lock().unwrap_or_else(PoisonError::into_inner).forget_unused();
             }
         }
@@ -265,6 +269,7 @@ impl Watches {
         }));
         let (wanted, kinds, memory) = (watched.clone(), Arc::clone(kinds), Arc::clone(store.memory()));
         let (gpu_health, gpu_clocks) = (self.gpu_health.clone(), self.gpu_clocks.clone());
+        let mig_drains = Arc::clone(&self.mig_drains);
         let gpu_nodes = Api::<PartialGpuNode>::all(health.observing(client, Source::GpuNodes));
         let gpu_nodes =
             coalesced::coalesced(self.events(gpu_nodes, Kind::GpuNode), Arc::clone(&self.metrics));
@@ -276,6 +281,7 @@ impl Watches {
                 let known = name.as_str().into();
                 gpu_health.iter().for_each(|health| health.forget(&known));
                 gpu_clocks.iter().for_each(|clocks| clocks.forget(&known));
+                mig_drains.forget(&known);
                 return Some(WatchEvent::GpuNodeGone(name));
             }
             let mut object = node.object;
@@ -286,6 +292,7 @@ impl Watches {
             let known = name.as_str().into();
             gpu_health.iter().for_each(|health| health.observe(&known, &object));
             gpu_clocks.iter().for_each(|clocks| clocks.observe(&known, &object));
+            mig_drains.observe(&known, &object);
             // The choice table of a new kind of machine is built here, outside the lock of the index.
             let mut kinds = kinds.lock().unwrap_or_else(PoisonError::into_inner);
             let inventory = index::inventory(&wanted, object, &mut kinds)?;

@@ -13,6 +13,7 @@ use crate::gang::objects::Objects;
 use crate::index::Store;
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
+use crate::mig_drain::{ClusterDrains, MigDrainer};
 use crate::remediation::{Remediation, Remediator};
 use crate::slow_members::SlowMemberSettings;
 use crate::{activate, announce, bind, explain, gang, object_memory, slow_members};
@@ -35,6 +36,8 @@ pub(crate) struct Writers {
     pub(crate) remediation: Option<Remediation>,
     /// How members of gangs are compared, if they are.
     pub(crate) slow_members: Option<SlowMemberSettings>,
+    /// The GPUs that are to be drained for MIG layouts.
+    pub(crate) mig_drains: Arc<ClusterDrains>,
     /// The Service that points to the leader, if any.
     pub(crate) announces: Option<announce::Settings>,
 }
@@ -66,8 +69,8 @@ impl Writers {
     }
 
     fn start(&self, until: &CancellationToken) -> JoinSet<()> {
-        let Self { client, binder, store, objects, metrics, gates, remediation, slow_members, announces } =
-            self;
+        let Self { client, binder, store, objects, metrics, gates, .. } = self;
+        let Self { remediation, slow_members, mig_drains, announces, .. } = self;
         let (events, mailbox) = Events::new();
         let (orders, taken) = tokio::sync::mpsc::unbounded_channel();
         let mut writers = JoinSet::new();
@@ -79,6 +82,8 @@ impl Writers {
             let remediator = Remediator::new(client.clone(), store, remediation.clone(), metrics);
             writers.spawn(remediator.run(until.clone()));
         }
+        let drains = (Arc::clone(store), Arc::clone(mig_drains), Arc::clone(metrics));
+        writers.spawn(MigDrainer::new(client.clone(), drains.0, drains.1, drains.2).run(until.clone()));
         if let Some(settings) = slow_members {
             let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
             writers.spawn(slow_members::run(settings.clone(), store, events.clone(), metrics, until.clone()));

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gantry_api::{GpuNodeStatus, names};
+use gantry_api::{GpuNode, GpuNodeStatus, MigDrain, names};
 use gantry_plugin::WatchdogTiming;
 use gantry_sim_cluster::api::{ApiOptions, ApiServer};
 use k8s_openapi::api::core::v1::Node as KubeNode;
@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 const NODE: &str = "node-1";
 const SMALL: &str = "nvidia.com/mig-1g.5gb";
+const LARGE: &str = "nvidia.com/mig-3g.20gb";
 
 const LAYOUTS: &str = r#"
 version: v1
@@ -30,6 +31,7 @@ mig-configs:
   small: [{devices: all, mig-enabled: true, mig-devices: {"1g.5gb": 7}}]
   large: [{devices: all, mig-enabled: true, mig-devices: {"3g.20gb": 2}}]
   too-large: [{devices: all, mig-enabled: true, mig-devices: {"3g.20gb": 3}}]
+  half-large: [{devices: [0, 1, 2, 3], mig-enabled: true, mig-devices: {"3g.20gb": 2}}]
   off: [{devices: all, mig-enabled: false}]
 "#;
 
@@ -85,8 +87,12 @@ impl Scene {
     }
 
     async fn label(&self, layout: Option<&str>) {
+        self.set_label(names::MIG_LAYOUT_LABEL, layout).await;
+    }
+
+    async fn set_label(&self, name: &str, value: Option<&str>) {
         let api = Api::<KubeNode>::all(self.client.clone());
-        let patch = json!({"metadata": {"labels": {names::MIG_LAYOUT_LABEL: layout}}});
+        let patch = json!({"metadata": {"labels": {name: value}}});
         api.patch_metadata(NODE, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
 
@@ -160,7 +166,7 @@ async fn layout_follows_the_label_and_waits_for_holders() {
     scene.truth.set("train", "main", [held.clone()]);
     scene.status("the holder", |status| !status.holders.is_empty()).await;
     scene.label(Some("large")).await;
-    let is_changed = |status: &GpuNodeStatus| offered(status) == only("nvidia.com/mig-3g.20gb", 14);
+    let is_changed = |status: &GpuNodeStatus| offered(status) == only(LARGE, 14);
     let waiting = scene.status("the other seven GPUs", is_changed).await;
     scene.state(Some("pending")).await;
     let closed: Vec<_> = waiting.devices.iter().filter(|device| device.gpu == 3).collect();
@@ -176,7 +182,7 @@ async fn layout_follows_the_label_and_waits_for_holders() {
     scene.launch();
     scene.state(Some("pending")).await;
     scene.truth.remove("train");
-    scene.status("the last GPU", |status| offered(status) == only("nvidia.com/mig-3g.20gb", 16)).await;
+    scene.status("the last GPU", |status| offered(status) == only(LARGE, 16)).await;
     scene.state(Some("success")).await;
 
     scene.label(Some("off")).await;
@@ -212,5 +218,49 @@ async fn impossible_layout_fails_with_its_reason() {
     std::fs::write(&scene.layouts, "version: v1\nmig-configs: {small: []}\n").unwrap();
     scene.label(Some("large")).await;
     scene.event("MigLayoutFailed", "mig-configs.small: is empty").await;
+    scene.end().await;
+}
+
+/// Only held GPUs of the layout are listed, only while the label allows it, and with the reason of another value.
+#[tokio::test(flavor = "multi_thread")]
+async fn drain_label_lists_held_gpus_until_it_is_gone() {
+    let mut scene = Scene::start().await;
+    scene.label(Some("small")).await;
+    let small = scene.status("56 slices", |status| offered(status) == only(SMALL, 56)).await;
+    let held = |gpu: u8| small.devices.iter().find(|device| device.gpu == gpu).unwrap().id.to_string();
+    scene.truth.set("train", "main", [held(3)]);
+    scene.truth.set("eval", "main", [held(5)]);
+    scene.status("the holders", |status| status.holders.len() == 2).await;
+    scene.set_label(names::MIG_DRAIN_LABEL, Some("yes")).await;
+    scene.label(Some("half-large")).await;
+    let note = scene.event("MigLayoutWaits", "GPU 3: held by").await;
+    assert!(note.contains(r#"gantry.dev/mig-drain is "yes", allowed: "true", "false"; no pod"#), "{note}");
+    let waiting = scene.status("the other three GPUs", |status| offered(status).get(LARGE) == Some(&6)).await;
+    assert_eq!(waiting.mig_drain, None);
+
+    scene.set_label(names::MIG_DRAIN_LABEL, Some("true")).await;
+    let is_drained = |status: &GpuNodeStatus| status.mig_drain.is_some();
+    let drained = scene.status("the drain", is_drained).await;
+    let gpu = drained.devices.iter().find(|device| device.gpu == 3 && !device.health.healthy);
+    assert!(gpu.is_some(), "GPU 3 is not withheld");
+    let api = Api::<GpuNode>::all(scene.client.clone());
+    let machine = api.get(NODE).await.unwrap().spec.machine;
+    let uuid = machine.gpus().iter().find(|gpu| gpu.index == 3).unwrap().uuid.clone().unwrap();
+    let wanted = MigDrain { layout: "half-large".to_owned(), gpus: vec![uuid.to_string()] };
+    assert_eq!(drained.mig_drain, Some(wanted.clone()), "GPU 5 is not of the layout");
+
+    // A plugin that ends asks for nothing; the next one goes on.
+    scene.end().await;
+    assert_eq!(api.get(NODE).await.unwrap().status.unwrap().mig_drain, None);
+    scene.launch();
+    scene.status("the drain again", |status| status.mig_drain == Some(wanted.clone())).await;
+    scene.set_label(names::MIG_DRAIN_LABEL, None).await;
+    scene.status("no drain", |status| status.mig_drain.is_none()).await;
+    scene.set_label(names::MIG_DRAIN_LABEL, Some("true")).await;
+    scene.status("the drain", is_drained).await;
+    scene.truth.remove("train");
+    let large = scene.status("the last GPU", |status| offered(status).get(LARGE) == Some(&8)).await;
+    assert_eq!(large.mig_drain, None);
+    scene.state(Some("success")).await;
     scene.end().await;
 }

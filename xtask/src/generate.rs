@@ -23,7 +23,7 @@ const NETWORK: (&str, &str) = ("192.0.2.0/24", "CONTROL-PLANE-CIDR");
 const KUBERNETES: &str = "1.37.1";
 
 /// Values of the chart, and the templates that are rendered with them as files of `manifests/`.
-const MANIFESTS: [(&str, &[&str]); 8] = [
+const MANIFESTS: [(&str, &[&str]); 9] = [
     (
         "scheduler.mode=existing,extender.preempt=true,extender.restart=true",
         &[
@@ -51,6 +51,7 @@ const MANIFESTS: [(&str, &[&str]); 8] = [
         "scheduler.mode=existing,extender.remediationRules=gantry-remediation,extender.remediationReset=true",
         &["extender-remediation.yaml", "remediation-reset.yaml"],
     ),
+    ("scheduler.mode=existing,extender.migDrain=true", &["extender-mig-drain.yaml"]),
     ("scheduler.mode=own", &["scheduler.yaml"]),
     ("plugin.labels=node", &["labels-node.yaml"]),
     ("plugin.migLayouts=gantry-mig-layouts", &["mig-layouts.yaml"]),

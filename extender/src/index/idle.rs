@@ -59,7 +59,7 @@ pub struct IdleKey {
 pub const SET_SIZES: [usize; 5] = [1, 2, 4, 8, 16];
 
 /// Disjoint sets of [`SET_SIZES`] devices, each set on one node.
-pub type Sets = [usize; SET_SIZES.len()];
+type Sets = [usize; SET_SIZES.len()];
 
 /// The level of a gang without a rule about the fabric.
 const CLUSTER: &str = "cluster";

@@ -165,11 +165,6 @@ impl Reservations {
         &self.holds
     }
 
-    /// Whether any bind is in flight, or done and not yet shown by its pod.
-    pub(super) fn are_any(&self) -> bool {
-        !self.binds.is_empty()
-    }
-
     /// Whether a bind of a pod is in flight, or done and not yet shown by the pod.
     pub(super) fn has_bind(&self, uid: &PodUid) -> bool {
         self.binds.contains_key(uid)

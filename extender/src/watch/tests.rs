@@ -105,6 +105,7 @@ fn watches(store: &Arc<Store>, health: &Arc<ApiHealth>) -> Watches {
     Watches {
         gpu_health: None,
         gpu_clocks: None,
+        mig_drains: Arc::default(),
         extent: Extent::Paged,
         watched: watched(),
         store: Arc::clone(store),

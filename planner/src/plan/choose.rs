@@ -294,8 +294,8 @@ impl<'s, 'a> Chooser<'s, 'a> {
                     };
                     Some(((key, *domain), runs))
                 });
-                let (mut keys, mut best): (Vec<(FillKey, DomainIx)>, Option<(usize, Vec<Run>)>) =
-                    Default::default();
+                let mut keys: Vec<(FillKey, DomainIx)> = Vec::new();
+                let mut best: Option<(usize, Vec<Run>)> = None;
                 for (key, runs) in filled {
                     if best.as_ref().is_none_or(|(best, _)| key.0 < keys[*best].0) {
                         best = Some((keys.len(), runs));

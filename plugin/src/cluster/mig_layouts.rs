@@ -2,7 +2,8 @@
 //! file with the layouts and the labels are those of NVIDIA's mig-parted and MIG manager.
 //!
 //! A GPU that must change is closed first: its devices are unhealthy to kubelet. Once nothing holds it, the NVML thread
-//! changes it. All state is in the label, the file and the hardware, so a new process goes on where an earlier one ended.
+//! changes it. Where another label allows it, the GpuNode lists the closed GPUs that pods hold, and the extender's leader
+//! drains them. All state is in the labels, the file and the hardware, so a new process goes on where an earlier one ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use gantry_api::{HolderState, ObjectMessage, Reason, names};
+use gantry_api::{HolderState, MigDrain, ObjectMessage, Reason, names};
 use gantry_config::{MigLayouts, NamedLayout};
 use gantry_runtime::events::Message;
 use gantry_runtime::{LogThrottle, chain};
@@ -23,7 +24,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -54,15 +55,23 @@ const EVENT_INTERVAL: Duration = Duration::from_secs(30);
 /// Pods, or GPUs with different texts, that an Event describes.
 const MOST_DESCRIBED: usize = 3;
 
-/// Applies layouts until `shutdown`.
-pub(super) async fn follow(client: Client, cluster: Cluster, file: PathBuf, shutdown: CancellationToken) {
+/// Most bytes of a label's value that a message quotes: as many as a label may have.
+const MAX_QUOTED: usize = 63;
+
+/// Applies layouts of `file` until `shutdown`. `drains` receives the GPUs that are to be drained.
+pub(super) async fn follow(
+    client: Client,
+    cluster: Cluster,
+    (file, drains): (PathBuf, watch::Sender<Option<MigDrain>>),
+    shutdown: CancellationToken,
+) {
     tokio::select! {
         () = shutdown.cancelled() => {}
-        () = run(client, cluster, file) => {}
+        () = run(client, cluster, file, drains) => {}
     }
 }
 
-async fn run(client: Client, cluster: Cluster, file: PathBuf) {
+async fn run(client: Client, cluster: Cluster, file: PathBuf, drains: watch::Sender<Option<MigDrain>>) {
     let api = Api::<PartialObjectMeta<Node>>::all(client.clone());
     let config = watcher::Config::default().fields(&format!("metadata.name={}", cluster.node)).timeout(RENEW);
     let mut stream = watcher(api, config).default_backoff().boxed();
@@ -71,6 +80,8 @@ async fn run(client: Client, cluster: Cluster, file: PathBuf) {
         recorder: NodeEventRecorder::new(client, &cluster.node),
         cluster,
         file,
+        drains,
+        drain: DrainChoice::Off,
         chosen: None,
         state_label: None,
         closed: BTreeMap::new(),
@@ -90,9 +101,10 @@ async fn run(client: Client, cluster: Cluster, file: PathBuf) {
                     let label = |name| node.labels().get(name).cloned();
                     applier.state_label = label(names::MIG_LAYOUT_STATE_LABEL);
                     let chosen = label(names::MIG_LAYOUT_LABEL).filter(|name| !name.is_empty());
+                    let drain = DrainChoice::of(label(names::MIG_DRAIN_LABEL).as_deref());
                     // The node's metadata changes with every label; the choice seldom does.
-                    if next.is_none() || applier.chosen != chosen {
-                        applier.chosen = chosen;
+                    if next.is_none() || applier.chosen != chosen || applier.drain != drain {
+                        (applier.chosen, applier.drain) = (chosen, drain);
                         next = Some(Instant::now());
                     }
                 }
@@ -142,6 +154,40 @@ impl LayoutState {
     }
 }
 
+/// Whether GPUs may be drained for a layout, by the node's label.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum DrainChoice {
+    /// Pods end by themselves.
+    Off,
+    /// The extender evicts them.
+    On,
+    /// The label has another value. Nothing is drained.
+    Invalid(String),
+}
+
+impl DrainChoice {
+    fn of(label: Option<&str>) -> Self {
+        match label {
+            None | Some("" | "false") => Self::Off,
+            Some("true") => Self::On,
+            Some(value) => Self::Invalid(value.chars().take(MAX_QUOTED).collect()),
+        }
+    }
+
+    /// What a message about waiting GPUs adds.
+    fn note(&self) -> String {
+        match self {
+            Self::Off | Self::On => String::new(),
+            Self::Invalid(value) => {
+                format!(
+                    "{} is {value:?}, allowed: \"true\", \"false\"; no pod is evicted; ",
+                    names::MIG_DRAIN_LABEL
+                )
+            }
+        }
+    }
+}
+
 /// Names of the pods that hold a GPU, or a part of it.
 type PodsByGpu = BTreeMap<GpuUuid, BTreeSet<String>>;
 
@@ -164,6 +210,10 @@ struct LayoutApplier {
     recorder: NodeEventRecorder,
     cluster: Cluster,
     file: PathBuf,
+    /// Publishes the GPUs that are to be drained.
+    drains: watch::Sender<Option<MigDrain>>,
+    /// Whether GPUs may be drained.
+    drain: DrainChoice,
     /// The layout that the node's label names.
     chosen: Option<String>,
     /// The state that the node's label has.
@@ -187,6 +237,7 @@ impl LayoutApplier {
     async fn round(&mut self) -> Duration {
         let Some(name) = self.chosen.clone() else {
             self.close(BTreeMap::new(), "");
+            self.publish_drain(None);
             self.cluster.observed.metrics().mig_layout([0; 3]);
             if self.reported.take().is_some() {
                 self.write_state(None).await;
@@ -195,6 +246,7 @@ impl LayoutApplier {
         };
         let Some(round) = self.apply(&name).await else {
             // Nothing is known of the GPUs: NVML does not answer.
+            self.publish_drain(None);
             return WAIT_INTERVAL;
         };
         self.cluster.observed.metrics().mig_layout(round.counts);
@@ -209,6 +261,7 @@ impl LayoutApplier {
             Ok(layout) => layout,
             Err(problem) => {
                 self.close(BTreeMap::new(), name);
+                self.publish_drain(None);
                 return Some(Round::failed(problem));
             }
         };
@@ -291,7 +344,7 @@ impl LayoutApplier {
         let missing = layout.listed().into_iter().filter(is_missing);
         let missing = missing.map(|index| (index, "the node does not have it".to_owned()));
         let (mut done, mut waits, mut failed) = (0, GpuTexts::default(), GpuTexts(missing.collect()));
-        let mut closed = BTreeMap::new();
+        let (mut closed, mut drained) = (BTreeMap::new(), BTreeSet::new());
         for (gpu, (index, outcome)) in outcomes {
             match outcome {
                 LayoutOutcome::Unmentioned => continue,
@@ -320,7 +373,14 @@ impl LayoutApplier {
                     let text = match (pods, self.attempts.get(&gpu)) {
                         (None, _) => "the pods of the node are not known yet".to_owned(),
                         (Some(Some(pods)), _) => {
-                            format!("held by {}", first_of(pods.iter().map(String::as_str), ", "))
+                            let pods = first_of(pods.iter().map(String::as_str), ", ");
+                            match self.drain {
+                                DrainChoice::On => {
+                                    drained.insert(gpu.to_string());
+                                    format!("being drained; held by {pods}")
+                                }
+                                _ => format!("held by {pods}"),
+                            }
                         }
                         (Some(None), Some((_, why))) => why.clone(),
                         (Some(None), None) => "about to be changed".to_owned(),
@@ -336,14 +396,26 @@ impl LayoutApplier {
             closed.insert(gpu, since);
         }
         let counts = [done, waits.0.len(), failed.0.len()];
+        let waiting = format!("{}{waits}", self.drain.note());
         let (state, text) = match (failed.0.is_empty(), waits.0.is_empty()) {
             (true, true) => (LayoutState::Success, format!("in place on {done} GPUs")),
-            (true, false) => (LayoutState::Pending, waits.to_string()),
+            (true, false) => (LayoutState::Pending, waiting),
             (false, true) => (LayoutState::Failed, failed.to_string()),
-            (false, false) => (LayoutState::Failed, format!("{failed}; {waits}")),
+            (false, false) => (LayoutState::Failed, format!("{failed}; {waiting}")),
         };
         self.close(closed, name);
+        let gpus: Vec<String> = drained.into_iter().collect();
+        self.publish_drain((!gpus.is_empty()).then(|| MigDrain { layout: name.to_owned(), gpus }));
         Round { state, text, counts }
+    }
+
+    /// Publishes the GPUs that are to be drained, where they changed.
+    fn publish_drain(&self, drain: Option<MigDrain>) {
+        self.drains.send_if_modified(|known| {
+            let is_new = *known != drain;
+            *known = drain;
+            is_new
+        });
     }
 
     /// Sets the closed GPUs.

@@ -77,16 +77,17 @@ impl Cluster {
             return Ok(());
         };
         let mut tasks = Tasks::new(shutdown.clone());
+        let (drains, drain) = watch::channel(None);
         tasks.spawn(check_policies(client.clone(), Arc::clone(&self.observed), shutdown.clone()));
         tasks.spawn(pods::follow(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(events::publish(client.clone(), self.clone(), notes, shutdown.clone()));
         tasks.spawn(cordons::follow(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(quarantine::keep(client.clone(), self.clone(), shutdown.clone()));
         if let Some(file) = self.mig_layouts.clone() {
-            tasks.spawn(mig_layouts::follow(client.clone(), self.clone(), file, shutdown.clone()));
+            tasks.spawn(mig_layouts::follow(client.clone(), self.clone(), (file, drains), shutdown.clone()));
         }
         tasks.spawn(condition::publish(client.clone(), self.clone(), shutdown.clone()));
-        tasks.spawn(publish::Publisher::new(client, self).run(shutdown));
+        tasks.spawn(publish::Publisher::new(client, self, drain).run(shutdown));
         tasks.join_all().await
     }
 

@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, GpuProblem, NodeName, names};
+use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, GpuProblem, MigDrain, NodeName, names};
 use gantry_runtime::chain;
 use gantry_topology::Machine;
 use jiff::Timestamp;
@@ -15,6 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::api::{DynamicObject, GetParams, Patch, PatchParams};
 use kube::{Api, Client, Resource};
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -42,7 +43,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Time limit of the last write at shutdown.
 const LAST_DEADLINE: Duration = Duration::from_secs(1);
 /// Fields of the status without which it is published, if the definition in the cluster does not have them yet.
-const NEW_FIELDS: [&str; 4] = ["evidence", "cpus", "memory", "clocks"];
+const NEW_FIELDS: [&str; 5] = ["evidence", "cpus", "memory", "clocks", "migDrain"];
 
 /// The writer, with the state last written.
 pub(super) struct Publisher {
@@ -51,6 +52,8 @@ pub(super) struct Publisher {
     objects: Api<DynamicObject>,
     nodes: Api<Node>,
     cluster: Cluster,
+    /// The GPUs that are to be drained for a MIG layout.
+    drain: watch::Receiver<Option<MigDrain>>,
     machine: Option<Arc<Machine>>,
     /// Kubelet's Topology Manager as last read.
     kubelet: Option<KubeletConfig>,
@@ -68,12 +71,13 @@ pub(super) struct Publisher {
 }
 
 impl Publisher {
-    pub(super) fn new(client: Client, cluster: Cluster) -> Self {
+    pub(super) fn new(client: Client, cluster: Cluster, drain: watch::Receiver<Option<MigDrain>>) -> Self {
         Self {
             api: Api::all(client.clone()),
             objects: previous_status::objects(client.clone()),
             nodes: Api::all(client),
             cluster,
+            drain,
             machine: None,
             kubelet: None,
             kubelet_log: LogThrottle::default(),
@@ -92,6 +96,7 @@ impl Publisher {
         let mut offered = self.cluster.offered.clone();
         let mut readiness = self.cluster.observed.changes();
         let mut diagnoses = self.cluster.diagnoses.diagnosis();
+        let mut drain = self.drain.clone();
         let mut backoff = RETRY;
         let mut unpublished = LogThrottle::default();
         let mut repeat = Instant::now() + REFRESH_INTERVAL;
@@ -103,6 +108,7 @@ impl Publisher {
             offered.mark_unchanged();
             readiness.mark_unchanged();
             diagnoses.mark_unchanged();
+            drain.mark_unchanged();
             let published = tokio::select! {
                 published = tokio::time::timeout(DEADLINE, self.publish()) => published,
                 // A pending write may finish shortly, because it must not follow the last one.
@@ -147,6 +153,8 @@ impl Publisher {
                 Ok(()) = offered.changed() => {}
                 _ = readiness.changed() => {}
                 _ = diagnoses.changed() => {}
+                // Its sender exists only where layouts are applied.
+                Ok(()) = drain.changed() => {}
                 () = tokio::time::sleep_until(repeat) => {
                     repeat = Instant::now() + REFRESH_INTERVAL;
                     self.forget();
@@ -251,6 +259,7 @@ impl Publisher {
             (self.status.as_ref(), self.earlier.as_deref().unwrap_or_default()),
             Timestamp::now(),
         );
+        status.mig_drain = self.drain.borrow().clone();
         let Some(kubelet) = &self.kubelet else {
             return status;
         };
@@ -318,7 +327,7 @@ impl Publisher {
                 if !std::mem::replace(&mut self.has_old_definition, true) {
                     warn!(
                         error = %chain(&error),
-                        "the definition of GpuNodes is older than this plugin; evidence, CPUs, memory and clocks are not published; \
+                        "the definition of GpuNodes is older than this plugin; evidence, CPUs, memory, clocks and drains for MIG layouts are not published; \
                          apply manifests/crds.yaml of this version"
                     );
                 }
@@ -327,6 +336,7 @@ impl Publisher {
                     cpus: Vec::new(),
                     memory: Vec::new(),
                     clocks: Vec::new(),
+                    mig_drain: None,
                     ..status.clone()
                 };
                 self.apply_status(&known).await

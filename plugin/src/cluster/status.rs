@@ -71,6 +71,7 @@ pub(super) fn status(
         deviations_total,
         faults: diagnosis.faults.iter().map(|fault| fault.0.clone()).collect(),
         clocks,
+        mig_drain: None,
         evidence: diagnosis.evidence.clone(),
         problems: problems(inventory, diagnosis, before.map_or(earlier, |before| &before.problems), now),
         plugin_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -180,6 +181,8 @@ pub(super) fn stopped(mut status: GpuNodeStatus, now: Timestamp) -> GpuNodeStatu
     let condition = condition(READY, false, Reason::Stopped, Reason::Stopped.text().to_owned());
     status.conditions.retain(|known| known.type_ != READY);
     status.conditions.insert(0, dated(condition, None, now));
+    // A layout goes on with the next run.
+    status.mig_drain = None;
     status
 }
 

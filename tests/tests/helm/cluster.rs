@@ -73,6 +73,7 @@ pub(crate) fn release_comes_and_goes_without_remains() -> Result<()> {
             "extender.restart=true",
             "extender.remediationRules=gantry-remediation",
             "extender.remediationReset=true",
+            "extender.migDrain=true",
         ],
         &["scheduler.mode=existing", "plugin.labels=node", "plugin.configs.default.flags.migStrategy=mixed"],
         &[

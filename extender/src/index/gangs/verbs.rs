@@ -179,8 +179,9 @@ impl Index {
         let entry = self.nodes.get(node);
         let layouts =
             entry.and_then(|entry| entry.layouts_within(&entry.available(placed, pod)?, &request, pod));
-        let layouts = layouts
-            .ok_or_else(|| BindError::not_free(target, "the devices of its reservation are not released yet"))?;
+        let layouts = layouts.ok_or_else(|| {
+            BindError::not_free(target, "the devices of its reservation are not released yet")
+        })?;
         let gang = self.gang_placement(&placed.gang);
         self.reservations.grant(&mut self.nodes, node, target, &request, &layouts, gang)
     }

@@ -353,7 +353,7 @@ fn comparison_is_of_the_plan_of_the_whole_gang() {
 
     // The next process takes it from the object.
     let mut next = World::with(crate::protocol::Settings::default());
-    next.show("a", status.clone());
+    next.show("a", status);
     for pod in ["a1", "a2"] {
         next.see(member(pod, membership("a", 2)));
     }

@@ -94,7 +94,7 @@ fn publisher(client: Client) -> Publisher {
         observed,
         diagnoses: Diagnoses::none(),
     };
-    Publisher::new(client, cluster)
+    Publisher::new(client, cluster, tokio::sync::watch::channel(None).1)
 }
 
 /// Publishes a lost object to an API server that returns this for the Node, with a machine published by an earlier run.

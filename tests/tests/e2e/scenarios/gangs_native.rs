@@ -38,7 +38,7 @@ pub(super) async fn only_gantry_preempts_for_a_pod_group(bed: &Bed) -> Result<()
 
 /// A group that has to be on one node: kube-scheduler tries each node as a placement, in any order, and calls the
 /// extender with that node alone. Two of four members are needed, so that it calls for several in each placement.
-pub(super) async fn pod_group_with_many_placements_is_bound_at_once(bed: &Bed) -> Result<()> {
+pub(super) async fn pod_group_with_many_placements_is_bound(bed: &Bed) -> Result<()> {
     let gates = ["GenericWorkload=true", "TopologyAwareWorkloadScheduling=true"];
     with_feature_gates(bed, &gates, group_on_one_node(bed, "e2e-gangs-placements")).await
 }

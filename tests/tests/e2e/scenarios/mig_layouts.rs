@@ -1,22 +1,36 @@
 //! The MIG layout of a node by its label, under the real kubelet: slices are offered and run pods, a GPU that a pod holds
-//! waits, and what cannot be made is reported.
+//! waits or is drained, and what cannot be made is reported.
+
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use gantry_api::names::GPU_RESOURCE;
 use gantry_api::{GpuNode, names};
 use gantry_e2e::gantry::{self, manifests};
 use gantry_e2e::hardware::Hardware;
 use gantry_e2e::{Cluster, until};
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Api;
 use kube::api::DeleteParams;
 
-use super::modes::{run_on, write_config};
+use super::modes::{chosen, run_on, write_config};
+use super::operate::replicated;
 use crate::bed::Bed;
 use crate::gangs::GANG_LIMIT;
 use crate::{pods, views};
 
 const SMALL: &str = "nvidia.com/mig-1g.5gb";
+const MEDIUM: &str = "nvidia.com/mig-2g.10gb";
 const LARGE: &str = "nvidia.com/mig-3g.20gb";
+/// The namespace of pods that are drained.
+const DRAINED: &str = "e2e-mig-drain";
+/// The call that makes a GPU instance.
+const CREATE: &str = "nvmlDeviceCreateGpuInstanceWithPlacement";
+/// NVML_ERROR_INSUFFICIENT_RESOURCES.
+const INSUFFICIENT_RESOURCES: u32 = 23;
+/// The file that NVIDIA ships with mig-parted.
+const SHIPPED: &str = include_str!("../../../../config/tests/data/mig-layouts.yaml");
 
 const LAYOUTS: &str = r#"
 version: v1
@@ -28,20 +42,37 @@ mig-configs:
 
 /// The manifests that the option needs.
 const RIGHTS: [&str; 2] = ["labels-node.yaml", "mig-layouts.yaml"];
+/// The manifest of the right to drain.
+const DRAIN_RIGHT: &str = "extender-mig-drain.yaml";
 
 pub(super) async fn layout_follows_label_and_spares_held_gpus(bed: &Bed) -> Result<()> {
-    let cluster = bed.cluster();
-    let node = cluster.nodes()[1].name();
+    let node = bed.cluster().nodes()[1].name();
     let outcome = followed(bed, node).await;
-    // Whatever came of it: the plugin ends first, and the node is as it was.
+    restored(bed, node).await?;
+    outcome
+}
+
+/// Layouts of NVIDIA's file, by index and by product: the plugin is killed while it applies one, pods that hold GPUs are
+/// drained within their budget, and a layout that the driver refuses in the middle is rolled back.
+pub(super) async fn shipped_layout_drains_and_rolls_back(bed: &Bed) -> Result<()> {
+    let node = bed.cluster().nodes()[1].name();
+    let outcome = drained(bed, node).await;
+    restored(bed, node).await?;
+    outcome
+}
+
+/// The node as it was, whatever came of the scenario. The plugin ends first.
+async fn restored(bed: &Bed, node: &str) -> Result<()> {
+    let cluster = bed.cluster();
     bed.gpus().await?.restart_plugin(cluster, node, &[]).await?;
-    let gone = [names::MIG_LAYOUT_LABEL, names::MIG_LAYOUT_STATE_LABEL].map(|label| format!("{label}-"));
-    cluster.kubectl(&["label", "node", node, &gone[0], &gone[1]]).await?;
-    for right in RIGHTS {
+    for label in [names::MIG_LAYOUT_LABEL, names::MIG_LAYOUT_STATE_LABEL, names::MIG_DRAIN_LABEL] {
+        cluster.kubectl(&["label", "node", node, &format!("{label}-")]).await?;
+    }
+    for right in RIGHTS.iter().chain(&[DRAIN_RIGHT]) {
         let path = manifests().join(right).display().to_string();
         cluster.kubectl(&["delete", "-f", &path, "--ignore-not-found"]).await?;
     }
-    outcome
+    Ok(())
 }
 
 async fn followed(bed: &Bed, node: &str) -> Result<()> {
@@ -90,6 +121,109 @@ async fn followed(bed: &Bed, node: &str) -> Result<()> {
     views::event(bed, "default", about, "MigLayoutFailed", &why).await?;
     gpus.counts(cluster, node, &[(LARGE, 16)]).await?;
     Ok(())
+}
+
+async fn drained(bed: &Bed, node: &str) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let api = bed.namespace(DRAINED).await?;
+    for right in RIGHTS.iter().chain(&[DRAIN_RIGHT]) {
+        let path = manifests().join(right).display().to_string();
+        cluster.kubectl(&["apply", "-f", &path]).await?;
+    }
+    let machine = gantry::machine_file("dgx-a100");
+    let mut hardware = Hardware::install_in(cluster.node(node)?, &machine, "shipped-layouts")?;
+    let layouts = write_config(cluster, node, SHIPPED)?;
+    let args = ["--mig-strategy=mixed".to_owned(), format!("--mig-layouts={}", layouts.display())];
+    gpus.serve(cluster, node, Some(&hardware), &args, &[(GPU_RESOURCE, 8)]).await?;
+    let counts = async |small, medium, large, whole| {
+        let all = [(SMALL, small), (MEDIUM, medium), (LARGE, large), (GPU_RESOURCE, whole)];
+        gpus.counts(cluster, node, &all).await
+    };
+    choose(cluster, node, "custom-config").await?;
+    counts(9, 4, 3, 4).await?;
+    state(bed, node, "success").await?;
+
+    // Two whole GPUs are held: by a pod with a controller and a budget, and by one that nothing replaces.
+    let worker = replicated(bed, DRAINED, &chosen("worker", GPU_RESOURCE, 1, node)?).await?;
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(bed.client(), DRAINED);
+    let budget = serde_json::json!({
+        "metadata": {"name": "worker"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "worker"}}},
+    });
+    budgets.create(&Default::default(), &serde_json::from_value(budget)?).await?;
+    let beside = run_on(&api, "beside", GPU_RESOURCE, 1, node).await?;
+    cluster.kubectl(&["label", "node", node, &format!("{}=true", names::MIG_DRAIN_LABEL)]).await?;
+
+    // The plugin is killed after some instances were made.
+    let made = hardware.controller().calls().of(CREATE);
+    hardware.controller().slow_call(CREATE, Duration::from_secs(1))?;
+    choose(cluster, node, "all-balanced").await?;
+    until("MIG devices that are being made", GANG_LIMIT, async || {
+        let now = hardware.controller().calls().of(CREATE);
+        if now >= made + 2 { Ok(()) } else { Err(format!("{} calls", now - made)) }
+    })
+    .await?;
+    cluster.node(node)?.restart(gantry::PLUGIN).await?;
+    hardware.controller().clear_rule(CREATE)?;
+    counts(12, 6, 6, 0).await?;
+    state(bed, node, "pending").await?;
+
+    let about = ("Node", node, None);
+    let held_back = async |why: &str| {
+        views::event(bed, "default", about, "MigDrainHeldBack", &["all-balanced", why]).await
+    };
+    held_back("the disruption budget e2e-mig-drain/worker allows 0 of 1 disruptions").await?;
+    held_back("no controller replaces e2e-mig-drain/beside").await?;
+    ensure!(requested(bed, node).await? == 2, "GPUs that no pod holds are drained, or held ones are not");
+    let name = worker.metadata.name.as_deref().context("a name")?;
+    ensure!(api.get(name).await?.metadata.uid == worker.metadata.uid, "the budget did not protect its pod");
+
+    budgets.delete("worker", &DeleteParams::default()).await?;
+    let evicted = format!("pod {DRAINED}/{name} is evicted");
+    views::event(bed, "default", about, "GpuDrained", &["all-balanced", &evicted]).await?;
+    counts(14, 7, 7, 0).await?;
+    let stays = pods::running(&api, "beside").await?;
+    ensure!(stays.metadata.uid == beside.metadata.uid, "a pod that nothing replaces was evicted");
+    cluster.kubectl(&["label", "node", node, &format!("{}-", names::MIG_DRAIN_LABEL)]).await?;
+    until("no drain is requested", GANG_LIMIT, async || match requested(bed, node).await {
+        Ok(0) => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await?;
+    api.delete("beside", &DeleteParams::default()).await?;
+    counts(16, 8, 8, 0).await?;
+    state(bed, node, "success").await?;
+
+    // The driver refuses the second instance of GPU 4, which gets back what it had; the other GPUs change.
+    let made = hardware.controller().calls().of(CREATE);
+    hardware.controller().update(|state| {
+        let rule = state.calls.entry(CREATE.to_owned()).or_default();
+        rule.fail = Some(INSUFFICIENT_RESOURCES);
+        (rule.from_call, rule.until_call) = (made + 1, Some(made + 2));
+    })?;
+    choose(cluster, node, "custom-config").await?;
+    state(bed, node, "failed").await?;
+    let why = ["custom-config", "GPU 4", "the former MIG instances are in place again"];
+    views::event(bed, "default", about, "MigLayoutFailed", &why).await?;
+    counts(4, 5, 4, 4).await?;
+    let machine = Api::<GpuNode>::all(bed.client()).get(node).await?.spec.machine;
+    let restored = machine.gpus().iter().find(|gpu| gpu.index == 4).context("GPU 4")?;
+    let instances = restored.mig.iter().flat_map(|mig| &mig.instances).count();
+    ensure!(instances == 4, "{restored:?}");
+    // It is tried again when the label changes.
+    hardware.controller().clear_rule(CREATE)?;
+    choose(cluster, node, "all-balanced").await?;
+    counts(16, 8, 8, 0).await?;
+    choose(cluster, node, "custom-config").await?;
+    counts(9, 4, 3, 4).await?;
+    state(bed, node, "success").await
+}
+
+/// How many GPUs of a node are to be drained for its layout.
+async fn requested(bed: &Bed, node: &str) -> Result<usize> {
+    let status = Api::<GpuNode>::all(bed.client()).get(node).await?.status;
+    Ok(status.and_then(|status| status.mig_drain).map_or(0, |drain| drain.gpus.len()))
 }
 
 /// Names the layout of a node.

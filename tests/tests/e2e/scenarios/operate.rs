@@ -468,7 +468,7 @@ fn reset_right() -> String {
 }
 
 /// A ReplicaSet with one pod, which runs.
-async fn replicated(bed: &Bed, namespace: &str, pod: &Pod) -> Result<Pod> {
+pub(super) async fn replicated(bed: &Bed, namespace: &str, pod: &Pod) -> Result<Pod> {
     let labels = serde_json::json!({"app": "worker"});
     let set: ReplicaSet = serde_json::from_value(serde_json::json!({
         "metadata": {"name": "worker"},
