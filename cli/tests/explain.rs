@@ -238,11 +238,11 @@ async fn gang_in_backoff_reports_the_extenders_status() {
     ");
     let (_, text) = stage.see(&["gang", "train", "--json"]).await;
     let report: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(report["said"]["phase"], "Backoff");
-    assert_eq!(report["said"]["failed_attempts"], 3);
+    assert_eq!(report["status"]["phase"], "Backoff");
+    assert_eq!(report["status"]["failed_attempts"], 3);
     assert_eq!(report["if_planned_now"]["phase"], "Reserved");
     assert_eq!(report["position"], 1);
-    assert_eq!(report["places"][0]["decided"], false);
+    assert_eq!(report["reservations"][0]["decided"], false);
     assert_eq!(report["members"][0]["node"], Value::Null);
 }
 
@@ -312,7 +312,7 @@ async fn gang_report_names_slow_members() {
     ");
     let (_, json) = stage.see(&["gang", "train", "-o", "json"]).await;
     let report: Value = serde_json::from_str(&json).unwrap();
-    assert_eq!(report["said"]["slow_members"], message, "{json}");
+    assert_eq!(report["status"]["slow_members"], message, "{json}");
     let words = json!({"conditions": condition("False")});
     let status = Patch::Merge(json!({"status": words}));
     stage.gangs.patch_status("train", &PatchParams::default(), &status).await.unwrap();
@@ -359,7 +359,7 @@ async fn held_reservations_are_named_to_blocked_pods() {
     assert!(text.contains("\n  1 reservation of gang default/mpi\n"), "{text}");
     let (_, text) = stage.see(&["pod", "plain", "--json"]).await;
     let report: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(report["nodes"][1]["places_kept"], json!([{"gang": "default/mpi", "reservations": 1}]));
+    assert_eq!(report["nodes"][1]["reserved_for_gangs"], json!([{"gang": "default/mpi", "reservations": 1}]));
     let (_, text) = stage.see(&["gang", "mpi"]).await;
     assert!(!text.contains("reservation of gang"), "its own are no news: {text}");
 }

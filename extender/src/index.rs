@@ -49,7 +49,7 @@ use gantry_gang::{Fabric, Levels, NodeFacts};
 pub use disruption_budgets::{Disruptions, PartialBudget};
 pub use gangs::{
     Awaited, Belongs, Called, GangReport, GangReservations, GangStanding, GangTotals, GangView, MemberStage,
-    MemberView, PlaceView, Said, Trial,
+    MemberView, PlaceView, ReportedStatus, Trial,
 };
 pub use holds::HOLD;
 pub use idle::{IdleCause, IdleKey, IdleTotals, SET_SIZES};

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use gantry_api::placement::{ComparedFabric, ComparedLevel};
 use gantry_api::{GangPhase, one_line};
-use gantry_extender::index::{GangReport, GangStanding, MemberView, Said, Trial};
+use gantry_extender::index::{GangReport, GangStanding, MemberView, ReportedStatus, Trial};
 use gantry_planner::plan::LevelDiagnosis;
 
 /// Members listed.
@@ -19,11 +19,11 @@ pub(crate) fn gang(report: &GangReport, now: i64, wide: bool) -> String {
     let (members, ends) = if wide { (usize::MAX, usize::MAX) } else { (MEMBERS, ENDS) };
     let gang = &report.gang;
     let mut out = format!("gang {}/{}: ", gang.namespace, gang.name);
-    match &gang.said {
-        Some(said) => said_of(&mut out, said),
+    match &gang.status {
+        Some(status) => reported(&mut out, status),
         None => line(&mut out, "no status from the extender yet"),
     }
-    if let Some(compared) = gang.said.as_ref().and_then(|said| said.compared.as_ref()) {
+    if let Some(compared) = gang.status.as_ref().and_then(|status| status.compared.as_ref()) {
         why_there(&mut out, compared);
     }
     let decided = gang.decided_by.as_deref().unwrap_or("not known yet");
@@ -59,14 +59,14 @@ pub(crate) fn gang(report: &GangReport, now: i64, wide: bool) -> String {
     if gang.members.len() > members {
         line(&mut out, &format!("  and {} more", gang.members.len() - members));
     }
-    for spare in gang.places.iter().filter(|place| place.spare) {
+    for spare in gang.reservations.iter().filter(|place| place.spare) {
         let lent = match &spare.lent_to[..] {
             [] => "idle".to_owned(),
             pods => format!("lent to {}", pods.join(", ")),
         };
         line(&mut out, &format!("spare reservation: {} of {}, {lent}", spare.words, spare.node));
     }
-    let kept = gang.places.iter().filter(|place| place.pod.is_none() && !place.spare).count();
+    let kept = gang.reservations.iter().filter(|place| place.pod.is_none() && !place.spare).count();
     if kept > 0 {
         line(&mut out, &format!("{kept} reservations are held for future members"));
     }
@@ -74,21 +74,21 @@ pub(crate) fn gang(report: &GangReport, now: i64, wide: bool) -> String {
 }
 
 /// The gang's status as the extender reports it.
-fn said_of(out: &mut String, said: &Said) {
-    let mut head = format!("{:?}", said.phase);
-    for part in [&said.domain, &said.rails].into_iter().filter(|part| !part.is_empty()) {
+fn reported(out: &mut String, status: &ReportedStatus) {
+    let mut head = format!("{:?}", status.phase);
+    for part in [&status.domain, &status.rails].into_iter().filter(|part| !part.is_empty()) {
         let _ = write!(head, ", {part}");
     }
     line(out, &head);
-    let reason = said.reason.map_or_else(String::new, |reason| format!("{reason}: "));
-    line(out, &format!("the extender reports: {reason}{}", said.message));
-    if let Some(why) = said.hindered.as_ref().filter(|why| **why != said.message) {
+    let reason = status.reason.map_or_else(String::new, |reason| format!("{reason}: "));
+    line(out, &format!("the extender reports: {reason}{}", status.message));
+    if let Some(why) = status.blocked.as_ref().filter(|why| **why != status.message) {
         line(out, &format!("  blocked: {why}"));
     }
-    if let Some(members) = &said.slow_members {
+    if let Some(members) = &status.slow_members {
         line(out, &format!("  slow: {members}"));
     }
-    match said.failed_attempts {
+    match status.failed_attempts {
         0 => {}
         1 => line(out, "  1 failed attempt"),
         failed_attempts => line(out, &format!("  {failed_attempts} failed attempts")),
@@ -119,14 +119,14 @@ fn if_planned_now(out: &mut String, report: &GangReport, ends: usize) {
     if trial.is_none() && report.tried.is_none() {
         return;
     }
-    let said = gang.said.as_ref();
+    let status = gang.status.as_ref();
     let words = match trial {
-        Some(trial) if said.is_some_and(|said| is_the_same(said, trial)) => "the same".to_owned(),
+        Some(trial) if status.is_some_and(|status| is_the_same(status, trial)) => "the same".to_owned(),
         Some(trial) => trial_words(trial),
         None => "members without a reservation would still have none".to_owned(),
     };
     line(out, &format!("if planned now: {words}"));
-    if trial.is_some_and(|trial| trial.has_nodes_kept) {
+    if trial.is_some_and(|trial| trial.has_backfill_reservation) {
         line(out, "  nodes are kept free for it (backfill reservation)");
     }
     if let Some(tried) = &report.tried {
@@ -142,14 +142,14 @@ fn if_planned_now(out: &mut String, report: &GangReport, ends: usize) {
         let pods = some(&report.would_have_to_end, ends);
         line(out, &format!("  fits when {pods} ended"));
     }
-    if !report.places_kept.is_empty() {
-        let kept: Vec<String> = report.places_kept.iter().map(ToString::to_string).collect();
+    if !report.reserved_for_gangs.is_empty() {
+        let kept: Vec<String> = report.reserved_for_gangs.iter().map(ToString::to_string).collect();
         line(out, &format!("  {}", some(&kept, ends)));
     }
 }
 
-fn is_the_same(said: &Said, trial: &Trial) -> bool {
-    said.phase == trial.phase && said.message == trial.message
+fn is_the_same(status: &ReportedStatus, trial: &Trial) -> bool {
+    status.phase == trial.phase && status.message == trial.message
 }
 
 fn trial_words(trial: &Trial) -> String {
@@ -178,8 +178,8 @@ pub(crate) fn queue(waiting: &[GangStanding], now: i64) -> String {
     let mut out = String::new();
     for gang in waiting {
         let position = gang.position.map_or_else(|| "-".to_owned(), |at| at.to_string());
-        let words = match (&gang.said, &gang.if_planned_now) {
-            (Some(said), _) => format!("{:?}: {}", said.phase, said.message),
+        let words = match (&gang.status, &gang.if_planned_now) {
+            (Some(status), _) => format!("{:?}: {}", status.phase, status.message),
             (None, Some(trial)) => format!("if planned now: {}", trial_words(trial)),
             (None, None) => String::new(),
         };
@@ -233,7 +233,7 @@ fn member_line(gang: &GangStanding, member: &MemberView) -> String {
         let _ = write!(text, "{}  ", member.role);
     }
     let _ = write!(text, "{}  {}", member.name, member.stage);
-    let place = gang.places.iter().find(|place| place.pod.as_ref() == Some(&member.uid));
+    let place = gang.reservations.iter().find(|place| place.pod.as_ref() == Some(&member.uid));
     match (place, &member.node) {
         (Some(place), _) => {
             let would = if place.decided || place.bound { "" } else { "would go to " };

@@ -76,8 +76,8 @@ pub(crate) fn pod(report: &PodReport, wide: bool) -> String {
         };
         line(&mut out, why);
     }
-    if !report.places_kept_for.is_empty() {
-        let gangs = some(&report.places_kept_for, listed);
+    if !report.gangs_with_undecided_reservations.is_empty() {
+        let gangs = some(&report.gangs_with_undecided_reservations, listed);
         line(&mut out, &format!("reservations not shown here are held for gang(s) {gangs}"));
     }
     if !waits.is_empty() {
@@ -128,7 +128,7 @@ fn ends(node: &NodeReport, listed: usize) -> String {
 
 /// The gangs with reservations on a node.
 fn kept(node: &NodeReport, listed: usize) -> String {
-    let named: Vec<String> = node.places_kept.iter().map(ToString::to_string).collect();
+    let named: Vec<String> = node.reserved_for_gangs.iter().map(ToString::to_string).collect();
     if named.is_empty() {
         return String::new();
     }
@@ -160,7 +160,7 @@ mod tests {
             lack: lacks.map(|text| Lack::Unmet { text: text.to_owned() }),
             bandwidth_gbs: gbs,
             would_have_to_end: ends.iter().map(|name| (*name).to_owned()).collect(),
-            places_kept: Vec::new(),
+            reserved_for_gangs: Vec::new(),
         }
     }
 
@@ -172,7 +172,7 @@ mod tests {
             gang: None,
             gang_reason: None,
             gang_compared: None,
-            places_kept_for: Vec::new(),
+            gangs_with_undecided_reservations: Vec::new(),
             scheduled_by: None,
             gate: None,
             bound,
@@ -218,7 +218,7 @@ mod tests {
         let mut member = report(None, vec![node("n1", None, Some(300.0), &[])]);
         member.gang = Some("gang default/train: Pending: 3 of 4 members exist".into());
         member.gang_reason = Some(Reason::WaitingForMembers);
-        member.places_kept_for = vec!["default/other".to_owned()];
+        member.gangs_with_undecided_reservations = vec!["default/other".to_owned()];
         insta::assert_snapshot!(pod(&member, false), @r"
         pod default/trainer-0 requests 4 nvidia.com/gpu
         member of gang default/train: Pending: 3 of 4 members exist

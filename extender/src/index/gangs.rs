@@ -32,7 +32,7 @@ use gantry_gang::{GangKey, Needs, OwnerFacts, OwnerRef};
 use indexmap::IndexSet;
 
 pub use report::GangReport;
-pub use standing::{GangStanding, Said, Trial};
+pub use standing::{GangStanding, ReportedStatus, Trial};
 pub use verbs::{Awaited, Belongs};
 pub use view::{GangTotals, GangView, MemberStage, MemberView, PlaceView};
 pub use withheld::GangReservations;

@@ -40,7 +40,7 @@ pub struct PodReport {
     pub gang_compared: Option<Arc<ComparedFabric>>,
     /// While it waits: other gangs that have reservations and are not decided, so that only the extender knows the
     /// reservations: `namespace/name`.
-    pub places_kept_for: Vec<String>,
+    pub gangs_with_undecided_reservations: Vec<String>,
     /// Its scheduler, if it waits and that scheduler does not call Gantry.
     pub scheduled_by: Option<Arc<str>>,
     /// The scheduling gate that keeps it from every scheduler.
@@ -79,7 +79,7 @@ pub struct NodeReport {
     /// Pods that would have to end for it to fit, with the least loss; empty if it fits, or if no end of pods helps.
     pub would_have_to_end: Vec<String>,
     /// Reservations there of gangs that are decided, if the pod does not fit.
-    pub places_kept: Vec<GangReservations>,
+    pub reserved_for_gangs: Vec<GangReservations>,
 }
 
 /// Why a pod does not fit on a node: what no end of pods changes first.
@@ -221,7 +221,7 @@ impl Index {
             gang: gang.and_then(|key| self.in_few_words(key)),
             gang_reason: gang.and_then(|key| self.reason_of(key)),
             gang_compared: gang.filter(|_| bound.is_some()).and_then(|key| self.compared_for(key)),
-            places_kept_for: match bound {
+            gangs_with_undecided_reservations: match bound {
                 Some(_) => Vec::new(),
                 None => self.with_places(gang),
             },
@@ -332,7 +332,7 @@ impl Inspection<'_> {
             lack,
             bandwidth_gbs: None,
             would_have_to_end: Vec::new(),
-            places_kept: Vec::new(),
+            reserved_for_gangs: Vec::new(),
         };
         let misfit = self.index.misfit(number, &self.pod.needs);
         let Some(class) = node.exact(&[]) else {
@@ -373,7 +373,7 @@ impl Inspection<'_> {
             }
         };
         let mut found = report(Some(lack));
-        found.places_kept = self.index.places_kept_on(node, self.gang);
+        found.reserved_for_gangs = self.index.reserved_for_gangs_on(node, self.gang);
         found.would_have_to_end = self.would_have_to_end(node, &class, left);
         Some(found)
     }

@@ -28,7 +28,7 @@ pub struct GangReport {
     /// if no end of pods helps.
     pub would_have_to_end: Vec<String>,
     /// Reservations of other decided gangs; empty if all of its members have one.
-    pub places_kept: Vec<GangReservations>,
+    pub reserved_for_gangs: Vec<GangReservations>,
 }
 
 impl Index {
@@ -48,13 +48,13 @@ impl Index {
             (Some(wanted), Some(tried)) if !tried.hopeless => self.in_the_way(wanted),
             _ => Vec::new(),
         };
-        let places_kept = tried.as_ref().map(|_| self.places_kept(key));
+        let reserved = tried.as_ref().map(|_| self.reserved_for_gangs(key));
         Some(GangReport {
             gang,
             ahead,
             tried,
             would_have_to_end,
-            places_kept: places_kept.unwrap_or_default(),
+            reserved_for_gangs: reserved.unwrap_or_default(),
         })
     }
 

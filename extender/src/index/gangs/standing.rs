@@ -27,7 +27,7 @@ pub struct GangStanding {
     /// The integration by which its pods form a gang.
     pub integration: Cow<'static, str>,
     /// The state that the extender has written; absent if it has written none.
-    pub said: Option<Said>,
+    pub status: Option<ReportedStatus>,
     /// The result of planning it now, in its turn; absent if it is decided or bound.
     pub if_planned_now: Option<Trial>,
     /// What states its size, if known.
@@ -48,12 +48,12 @@ pub struct GangStanding {
     /// Its members, by rank, then name.
     pub members: Vec<MemberView>,
     /// Its reservations: decided ones, and those that it would get if it were planned now.
-    pub places: Vec<PlaceView>,
+    pub reservations: Vec<PlaceView>,
 }
 
 /// The state that the extender has written to the status of the Gang object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Said {
+pub struct ReportedStatus {
     /// Its phase.
     pub phase: GangPhase,
     /// The reason for the phase; absent if another version of Gantry wrote it.
@@ -70,7 +70,7 @@ pub struct Said {
     /// Failed attempts since it was last bound.
     pub failed_attempts: u32,
     /// An action that is blocked for it, and the remedy.
-    pub hindered: Option<String>,
+    pub blocked: Option<String>,
     /// Members that run slower than the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_members: Option<String>,
@@ -95,7 +95,7 @@ pub struct Trial {
     /// The rails that it would use; empty if none would be chosen.
     pub rails: Arc<str>,
     /// It would have a backfill reservation.
-    pub has_nodes_kept: bool,
+    pub has_backfill_reservation: bool,
 }
 
 impl Index {
@@ -111,8 +111,8 @@ impl Index {
     pub(crate) fn waiting_outside(&self, queue: &[Arc<GangKey>]) -> Vec<Arc<GangKey>> {
         let queued: HashSet<&Arc<GangKey>> = queue.iter().collect();
         let waits = |view: &View<'_>| {
-            let said = self.status_of(view.key()).map(|status| status.phase);
-            matches!(said, Some(GangPhase::Queued | GangPhase::Backoff)) && !queued.contains(view.key())
+            let reported = self.status_of(view.key()).map(|status| status.phase);
+            matches!(reported, Some(GangPhase::Queued | GangPhase::Backoff)) && !queued.contains(view.key())
         };
         self.gangs.core.views().filter(waits).map(|view| Arc::clone(view.key())).collect()
     }
@@ -143,7 +143,7 @@ impl Index {
             Some(status) => format!("gang {key}: {:?}: {}", status.phase, status.message),
             None => {
                 let view = self.gangs.core.view(key)?;
-                format!("the extender says nothing of it yet; if planned now: {}", view.waits().message)
+                format!("the extender has not reported it yet; if planned now: {}", view.waits().message)
             }
         };
         Some(words.into())
@@ -202,7 +202,7 @@ impl Index {
             name,
             object,
             integration: integration.into(),
-            said: status.map(said),
+            status: status.map(reported),
             if_planned_now: (!settled).then_some(Trial {
                 phase,
                 reason,
@@ -210,7 +210,7 @@ impl Index {
                 refused,
                 domain,
                 rails,
-                has_nodes_kept,
+                has_backfill_reservation: has_nodes_kept,
             }),
             decided_by: decided_by.or_else(|| by_object.map(Arc::from)),
             min: if min > 0 { min } else { status.map_or(0, |status| status.min) },
@@ -220,7 +220,7 @@ impl Index {
             bound_at: status.map_or(bound_at, |status| unix(status.bound_at.as_ref())),
             position,
             members,
-            places,
+            reservations: places,
         }
     }
 }
@@ -230,12 +230,12 @@ fn has_place(phase: GangPhase) -> bool {
     matches!(phase, GangPhase::Preempting | GangPhase::Reserved | GangPhase::Committing)
 }
 
-fn said(status: &GangStatus) -> Said {
+fn reported(status: &GangStatus) -> ReportedStatus {
     let message = |type_: &str, state: &str| {
         let holds = |condition: &&Condition| condition.type_ == type_ && condition.status == state;
         status.conditions.iter().find(holds).map(|condition| condition.message.clone())
     };
-    Said {
+    ReportedStatus {
         phase: status.phase,
         reason: status.reason,
         message: status.message.clone(),
@@ -243,7 +243,7 @@ fn said(status: &GangStatus) -> Said {
         rails: status.rails.clone(),
         compared: status.compared.clone(),
         failed_attempts: status.failed_attempts,
-        hindered: message(BLOCKED, "True"),
+        blocked: message(BLOCKED, "True"),
         slow_members: message(MEMBERS_SLOW, "True"),
         not_scheduled: message(GROUP_SCHEDULED, "False"),
     }

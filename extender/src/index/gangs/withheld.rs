@@ -242,12 +242,12 @@ impl Index {
     }
 
     /// Reservations on all nodes for decided gangs other than `but`, by gang.
-    pub(super) fn places_kept(&self, but: &GangKey) -> Vec<GangReservations> {
+    pub(super) fn reserved_for_gangs(&self, but: &GangKey) -> Vec<GangReservations> {
         self.kept_among(self.nodes.iter().map(|(_, node)| node), Some(but))
     }
 
     /// The same on one node.
-    pub(in crate::index) fn places_kept_on(
+    pub(in crate::index) fn reserved_for_gangs_on(
         &self,
         node: &Node,
         but: Option<&GangKey>,

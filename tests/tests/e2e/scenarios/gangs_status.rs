@@ -93,7 +93,7 @@ impl Gangs {
         let of_gang = report(scene, "gang", "waits").await?;
         let widest = of_gang["tried"]["levels"].as_array().and_then(|levels| levels.last());
         let widest = widest.with_context(|| format!("no level in {of_gang}"))?;
-        ensure!(of_gang["said"]["reason"] == "InsufficientResources", "{of_gang}");
+        ensure!(of_gang["status"]["reason"] == "InsufficientResources", "{of_gang}");
         ensure!(widest["fits"] == 1 && widest["must"] == 2, "{of_gang}");
         let of_pod = report(scene, "pod", "waits-0").await?;
         ensure!(of_pod["gang_reason"] == "InsufficientResources", "{of_pod}");

@@ -96,7 +96,7 @@ fn comparison_of_a_gang_outlives_a_restart() {
     let gang = placement.gang.as_ref().unwrap();
     assert_eq!(gang.level.as_ref().and_then(|level| level.chosen.as_deref()), Some("cluster"));
     let report = answers::gang(&after.store, &[], "default", "a").unwrap();
-    assert_eq!(report.gang.said.unwrap().compared.as_ref(), Some(&compared));
+    assert_eq!(report.gang.status.unwrap().compared.as_ref(), Some(&compared));
     after.pod(&bound(pods[0].clone(), &nodes[0], 1, Some("0-7")));
     let report = answers::pod(&after.store, &["nvidia.com/gpu"], "default", "a-0").unwrap();
     assert_eq!(report.gang_compared.as_ref(), Some(&compared));
