@@ -123,6 +123,7 @@ fn extender_metrics_are_documented() {
     }
     metrics.remediation_step(&RemediationStep { rule: "some".to_owned(), action: "cordon", outcome: "done" });
     metrics.remediation_reset("some", "healthy");
+    metrics.mig_drain("evicted");
     let index = Index::new(Options::default(), &Watched::new([]), "run".to_owned());
     let reading = Reading::of(&index, &ObjectMemory::default());
     let page = metrics.page_of(&reading, None, true);

@@ -96,7 +96,7 @@ struct Scene {
 }
 
 fn uuid(gpu: usize) -> String {
-    format!("GPU-n-{gpu}")
+    format!("GPU-{gpu}")
 }
 
 impl Scene {
@@ -282,7 +282,7 @@ async fn groups_are_evicted_at_a_limited_rate() {
     scene.change(|api| {
         let holders = names.iter().map(|name| {
             json!({"namespace": "default", "pod": name, "uid": name, "resource": "nvidia.com/gpu",
-                "devices": [uuid(1)], "provenance": "PodResources", "state": "Live"})
+                "devices": ["GPU-n-1"], "provenance": "PodResources", "state": "Live"})
         });
         api.gpu_node["status"]["holders"] = holders.collect();
         for name in &names {
