@@ -421,6 +421,10 @@ pub enum Obstacle {
     NodeAffinity,
     /// The affinity of a volume.
     Volume,
+    /// The link, the bandwidth or the GPU models that the pod requires.
+    PlacementTerms,
+    /// The Topology Manager of the node's kubelet.
+    TopologyManager,
     /// Pod affinity, anti-affinity or host ports.
     OtherPods,
     /// Another resource.
@@ -445,6 +449,8 @@ impl Obstacle {
             Self::Taint(key) => format!("taint {key} rules out"),
             Self::NodeAffinity => "the node selector or affinity rules out".to_owned(),
             Self::Volume => "the affinity of a volume rules out".to_owned(),
+            Self::PlacementTerms => "the required link, bandwidth or GPU model rules out".to_owned(),
+            Self::TopologyManager => "kubelet's Topology Manager rules out".to_owned(),
             Self::OtherPods => "pod affinity, anti-affinity or host ports rule out".to_owned(),
             Self::Resource(lack) => format!("{} on", lack.short()),
         }

@@ -19,7 +19,7 @@ use super::rules::Rules;
 use super::scope::{Bounds, Place, Scope, places, scopes};
 use super::skew::Skew;
 use super::survey::{Counting, Survey, available};
-use crate::decide::too_many;
+use crate::decide::{judge, too_many};
 use crate::input::Shape;
 use crate::snapshot::{NodeIx, Standing};
 
@@ -554,6 +554,11 @@ fn reason(views: &Views<'_, '_>, node: NodeIx, slot: usize) -> Option<String> {
     if let Err(lack) = survey.left(node)?.fits(&shape.needs.resources) {
         return Some(lack.to_string());
     }
+    if survey.device_obstacle(node, slot).is_some()
+        && let Err(refusal) = judge(class, &shape.request)
+    {
+        return Some(refusal.of_one_node());
+    }
     Some("kept off by other pods' or its own affinity, anti-affinity or host ports".to_owned())
 }
 
@@ -651,7 +656,7 @@ fn obstacle_on(survey: &Survey<'_>, node: NodeIx, slot: usize, takes: u32) -> Op
     }
     let left = survey.left(node)?;
     if left.times(&needs.resources) > takes {
-        return Some(Obstacle::OtherPods);
+        return Some(survey.device_obstacle(node, slot).unwrap_or(Obstacle::OtherPods));
     }
     // The resource that one more member lacks is the one that the first member too many lacks.
     let mut rest = left.clone();

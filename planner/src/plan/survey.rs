@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use gantry_gang::fabric::Domain;
-use gantry_gang::protocol::{PlanRequest, ShapeId};
+use gantry_gang::protocol::{Obstacle, PlanRequest, ShapeId};
 use gantry_gang::{DomainIx, Fabric, Resources};
 
 use super::demand::Demand;
@@ -18,7 +18,8 @@ use crate::devices::DeviceSet;
 use crate::input::{PlacementRules, PlanInput, Room, Shape};
 use crate::layout::Layout;
 use crate::numa::{Alignment, NumaNode};
-use crate::request::Ask;
+use crate::placement::PlacementRequest;
+use crate::request::{Ask, Request};
 use crate::site::Site;
 use crate::snapshot::{Class, NodeIx, Pool, Standing};
 
@@ -376,6 +377,30 @@ impl Survey<'_> {
         let class = self.input.snapshot.class(node).and_then(|class| self.classes.get(class.0 as usize));
         let reach = class.and_then(|class| class.get(slot)).map_or(&[][..], |of| &of.reach);
         &reach[..reach.len().min(limit as usize)]
+    }
+}
+
+impl Survey<'_> {
+    /// Why the devices of a node serve fewer members of a shape than their number suffices for.
+    pub(in crate::plan) fn device_obstacle(&self, node: NodeIx, slot: usize) -> Option<Obstacle> {
+        let (class, shape) = (self.class(node)?, self.shapes.get(slot)?);
+        let number = self.input.snapshot.class(node)?.0 as usize;
+        let members = self.classes.get(number)?.get(slot)?.members;
+        let of_each = shape.request.asks.iter().map(|ask| {
+            let (_, pool) = class.pool(ask.resource.as_str())?;
+            available(pool, self.counting).checked_div(ask.devices as usize)
+        });
+        let most = of_each.map(Option::unwrap_or_default).min().unwrap_or(0);
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
+        if members >= most {
+            return None;
+        }
+        let request = Request::clone(&shape.request).placed(PlacementRequest::default());
+        let without_terms = Shape { request: Arc::new(request), needs: Arc::clone(&shape.needs) };
+        Some(match fitting(class, &without_terms, self.counting, most) > members {
+            true => Obstacle::PlacementTerms,
+            false => Obstacle::TopologyManager,
+        })
     }
 }
 

@@ -122,6 +122,8 @@ fn shortages() -> Vec<Shortage> {
                 &[
                     (Misfit::Taint { key: text("dedicated"), value: text("") }.into(), 5),
                     (Obstacle::OtherPods, 3),
+                    (Obstacle::PlacementTerms, 2),
+                    (Obstacle::TopologyManager, 2),
                     (Misfit::Volume.into(), 1),
                 ],
             ),

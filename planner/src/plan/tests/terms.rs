@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use gantry_api::{KubeletTopology, TopologyManagerPolicy};
+use gantry_gang::protocol::Obstacle;
 
 use super::world::{World, gang};
 use crate::fixtures::bridged;
@@ -43,5 +44,20 @@ fn members_get_the_link_that_they_require() {
     let request = request.placed_by(annotations, &PlacementRequest::default()).unwrap();
     world.shapes[0].request = Arc::new(request);
     assert_eq!(world.line(&gang(&[(2, two)])), "node b: b[0,1 6,7]");
-    assert!(world.plan(&gang(&[(3, two)])).is_err());
+    let obstacles = world.shortage(&gang(&[(3, two)])).obstacles.unwrap();
+    assert_eq!((obstacles.nodes, obstacles.found), (None, vec![(Obstacle::PlacementTerms, 0)]));
+}
+
+/// Neither pod affinity nor host ports are the reason.
+#[test]
+fn topology_manager_is_named_as_the_obstacle() {
+    let mut world = World::new();
+    world.node("z1/r1", "a", "0,1,2,3,4,5,6,7").node("z1/r1", "b", "0,1,2,3,4,5,6,7");
+    let five = world.shape(5);
+    aligned(&mut world);
+    let wanted = gang(&[(2, five)]);
+    let obstacles = world.shortage(&wanted).obstacles.unwrap();
+    assert_eq!((obstacles.nodes, obstacles.found), (Some(2), vec![(Obstacle::TopologyManager, 2)]));
+    let tried = format!("{:?}", world.explain(&wanted));
+    assert!(tried.contains("would refuse 5 devices: 4 + 4 are free by NUMA node"), "{tried}");
 }
