@@ -1,8 +1,9 @@
-//! Gangs in the index: pods become members, planned places are kept from everybody else, gangs are planned on the snapshot just published.
-//! What gangs may and must do is the state machine's word (crate `gantry-gang`); here it is fed and obeyed. No I/O, no clock.
+//! Gangs in the index: pods become members, reserved devices are withheld from other pods, gangs are planned on the snapshot that was
+//! published last.
+//! The state machine (crate `gantry-gang`) decides; this module gives it events and carries out its commands. No I/O, no clock.
 //!
 //! ```text
-//! pods, owners, Gang objects (members.rs) ──> protocol ──> places (places.rs) ──> ledger
+//! pods, owners, Gang objects (members.rs) ──> protocol ──> reservations (places.rs) ──> ledger
 //!                  plans (planning.rs) <──────┘   └──> answers (verbs.rs), work (work.rs), views (view.rs)
 //! ```
 
@@ -42,58 +43,58 @@ use super::Index;
 use super::node_table::Renumbering;
 use gantry_planner::snapshot::NodeIx;
 
-/// What the index knows of gangs.
+/// The state of gangs in the index.
 #[derive(Debug)]
 pub(super) struct GangIndex {
     core: Gangs,
-    /// What came of events and is not carried out yet.
+    /// Results of events that are not carried out yet.
     effects: Effects,
     settings: Settings,
-    /// Whether this process decides. One that stands by is fed all the same, but keeps no places and says nothing.
+    /// Whether this process decides. A standby replica gets all events too, but keeps no reservations and publishes nothing.
     leading: bool,
     /// Whether gangs are planned.
     planning: bool,
-    /// The process only looks: since when something waits, or is reserved, only the extender knows.
+    /// The process only looks: the times of waiting and of reservations are known to the extender alone.
     only_looks: bool,
-    /// Whether the state machine was told that all lists were complete.
+    /// Whether the state machine has received that all lists are complete.
     synced: bool,
-    /// Pods that the state machine was told of.
+    /// Pods that the state machine knows.
     told: BTreeSet<PodUid>,
-    /// Pods that were seen to wait for a scheduler that calls the extender, also while another process led: they are members, whichever
+    /// Pods that waited for a scheduler that calls the extender, also while another process led: they are members, whichever
     /// client binds them.
     seen_waiting: BTreeSet<PodUid>,
     reported: HashMap<PodUid, members::ReportedPod>,
-    /// Members that the watch has shown to be gone, and when.
+    /// Members whose deletion the watch has shown, with the time.
     departed: HashMap<PodUid, Instant>,
-    /// Members that a bind has found gone, and when, which the watch has not shown yet.
+    /// Members that a bind found deleted, with the time, and whose deletion the watch has not shown yet.
     found_gone: HashMap<PodUid, Instant>,
     owners: HashMap<OwnerRef, Option<Arc<OwnerFacts>>>,
     objects: BTreeMap<(Arc<str>, Arc<str>), Object>,
     shapes: shapes::Shapes,
-    /// Where each place that is kept lies.
+    /// The node of each reservation.
     places: HashMap<(Arc<GangKey>, u32), NodeIx>,
-    /// Those of them that are spare and that no member has.
+    /// Spare reservations without a member.
     spares: BTreeSet<(Arc<GangKey>, u32)>,
-    /// Nodes whose places must be looked at: something about them changed.
+    /// Nodes whose reservations must be checked: something about them changed.
     suspects: BTreeSet<NodeIx>,
-    /// Since when plugins of nodes with places do not serve.
+    /// The time since which plugins of nodes with reservations do not serve.
     troubled: HashMap<NodeIx, Instant>,
-    /// Since when slots lack CPUs or memory of their NUMA nodes, by gang and number.
+    /// The time since which slots lack CPUs or memory of their NUMA nodes, by gang and number.
     without_numa: HashMap<(Arc<GangKey>, u32), Instant>,
-    /// Where devices for gangs that do not fit come from.
+    /// Finds victims for gangs that do not fit.
     reclaim: reclaim::Reclaim,
     offers: plan_input::Offers,
     backfill: backfill::Backfill,
     deadlock: deadlock::Deadlock,
-    /// Members to be woken, in the order in which they are called: kube-scheduler brings them in that order, and those of one gang belong
+    /// Members to be activated, in the order in which they are called: kube-scheduler tries them in that order, and those of one gang belong
     /// together.
     called: IndexSet<PodUid>,
-    /// Members to be bound though nobody calls for them.
+    /// Members to be bound although kube-scheduler does not call for them.
     deferred: Vec<PodUid>,
     work: Vec<protocol::Work>,
     statuses: BTreeMap<Arc<GangKey>, GangStatus>,
     moved: BTreeSet<Arc<GangKey>>,
-    /// The phase of each gang that those who wait for it were told of.
+    /// The last phase of each gang that its waiting binds have received.
     announced: BTreeMap<Arc<GangKey>, GangPhase>,
 }
 
@@ -138,7 +139,7 @@ impl GangIndex {
         self.suspects.insert(node);
     }
 
-    /// Handles an event. What comes of it is carried out by [`Index::collect_gangs`].
+    /// Handles an event. [`Index::collect_gangs`] carries out its results.
     fn handle(&mut self, now: Now, event: GangEvent<'_>) -> Reply {
         let effects = self.core.handle(now, event);
         self.effects.extend(effects)
@@ -154,13 +155,13 @@ impl GangIndex {
         self.reclaim.budgets_grew();
     }
 
-    /// The totals, labels or taints of nodes changed: the texts of refusals may be wrong.
+    /// The totals, labels or taints of nodes changed: the texts of refusals may be outdated.
     pub(super) fn reshaped(&mut self) {
         self.reclaim.reshape();
     }
 
     pub(super) fn renumber(&mut self, renumbering: &Renumbering) {
-        // A node with places is not gone, so each has a number.
+        // A node with reservations is in the table, so each has a number.
         self.places.retain(|_, node| match renumbering.get(node) {
             Some(new) => {
                 *node = *new;
@@ -185,14 +186,14 @@ impl GangIndex {
         self.only_looks
     }
 
-    /// The needs of pods that only a call of kube-scheduler speaks of.
+    /// The needs of pods that are known from a call of kube-scheduler only.
     pub(super) fn reported_needs(&self) -> impl Iterator<Item = &Needs> {
         self.reported.values().map(|reported| &*reported.pod.needs)
     }
 }
 
 impl Index {
-    /// Sets what gangs go by. Before anything is fed.
+    /// Sets the settings of gangs. Called before any event.
     pub fn set_gangs(&mut self, settings: Settings) {
         self.gangs = GangIndex::new(settings);
     }
@@ -202,7 +203,7 @@ impl Index {
         self.gangs.leading
     }
 
-    /// This process decides from now on: gangs are taken up from what the cluster shows, decisions that were written included.
+    /// This process decides from now on: gangs are adopted from what the cluster shows, written decisions included.
     pub fn lead(&mut self) {
         if !self.gangs.leading {
             self.gangs.leading = true;
@@ -210,7 +211,7 @@ impl Index {
         }
     }
 
-    /// This process no longer decides: places of gangs that are not decided are given up, and nothing is answered, planned or ordered until
+    /// This process no longer decides: reservations of undecided gangs are released, and no call is answered and no gang planned until
     /// [`Index::lead`].
     pub fn stand_down(&mut self) {
         if self.gangs.leading {
@@ -219,7 +220,7 @@ impl Index {
         }
     }
 
-    /// Forgets what was made of gangs and makes it anew from what the cluster shows. All that is still to be done is said again.
+    /// Forgets the state of gangs and builds it again from what the cluster shows. Work that is not done yet is produced again.
     fn start_over(&mut self) {
         self.drop_places();
         self.end_deadlock();

@@ -16,13 +16,13 @@ use crate::index::{Index, Source};
 use crate::pod::{OtherPod, PodFacts};
 use gantry_planner::request::{Ask, Request};
 
-/// How long a pod that only kube-scheduler has spoken of is believed to exist. The watch shows it in milliseconds, or never.
+/// How long a pod that only kube-scheduler has reported counts as existing. The watch shows it in milliseconds, or never.
 const REPORTED_FOR: Duration = Duration::from_secs(15);
 
-/// Where a pod has its node from that no scheduler has brought.
+/// The source of a pod's node where no scheduler bound it.
 const NODE_NAME: &str = "spec.nodeName";
 
-/// For how long a pod is remembered that the watch has shown to be gone: a call of kube-scheduler about it may be on its way still, for its
+/// Time for which a deleted pod is remembered: a call of kube-scheduler about it may still arrive, because its
 /// own watch may be behind ours.
 const DEPARTED: Duration = Duration::from_secs(60);
 
@@ -42,21 +42,21 @@ impl GangIndex {
 }
 
 impl Index {
-    /// A pod that only a call of kube-scheduler speaks of: the watch may be behind. It counts for its gang until the watch shows it, but
+    /// A pod that is known from a call of kube-scheduler only: the watch may be behind. It counts for its gang until the watch shows it, but
     /// not for long.
     pub fn hear(&mut self, mut pod: PodFacts) {
         let known = self.pods.contains(&pod.uid) || self.gangs.departed.contains_key(&pod.uid);
         if known || pod.membership.is_none() || !self.gangs.leading {
             return;
         }
-        // Or it would be of another shape than its equals that the watch has shown.
+        // Without this it would have another shape than equal pods that the watch has shown.
         self.complete_needs(&mut pod);
         let reported = ReportedPod { until: self.now.at + REPORTED_FOR, pod: Arc::new(pod) };
         self.tell_pod(&Arc::clone(&reported.pod));
         self.gangs.reported.insert(reported.pod.uid.clone(), reported);
     }
 
-    /// A pod that no longer says which gang it belongs to, and is on its way to its node or there, is one of that gang still: others run
+    /// A pod that lost its gang's annotation and is bound or being bound still belongs to that gang: other members run
     /// with it.
     pub(in crate::index) fn keep_membership(&self, uid: &PodUid, membership: &mut Option<Arc<Membership>>) {
         if membership.is_none() {
@@ -64,7 +64,7 @@ impl Index {
         }
     }
 
-    /// The watch shows that a pod is gone, which no call brings back: places would be kept and others stopped for it.
+    /// The watch shows the deletion of a pod. A later call does not bring it back: devices would be reserved and pods evicted for it.
     pub(in crate::index) fn depart(&mut self, uid: &PodUid) {
         let claims = self.pods.get(uid).is_some_and(|pod| pod.membership.is_some());
         if claims || self.gangs.told.contains(uid) {
@@ -72,18 +72,18 @@ impl Index {
         }
     }
 
-    /// Members that binds had found gone before `since`, and that the watch has not shown to be gone.
+    /// Members that binds found deleted before `since`, and whose deletion the watch has not shown.
     pub(in crate::index) fn gone_before(&self, since: Instant) -> impl Iterator<Item = PodUid> {
         let found = self.gangs.found_gone.iter();
         found.filter(move |(_, at)| **at < since).map(|(uid, _)| uid.clone())
     }
 
-    /// A pod that filter has been asked about and the watch has not shown.
+    /// A pod that filter was called about and that the watch has not shown.
     pub(super) fn heard(&self, uid: &str) -> Option<&Arc<PodFacts>> {
         self.gangs.reported.get(uid).map(|reported| &reported.pod)
     }
 
-    /// An object that says how large a gang is; `None` if there is none of the name.
+    /// An owner that defines the size of a gang; `None` if there is none of the name.
     pub fn owner_seen(&mut self, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
         if self.gangs.owners.insert(owner.clone(), facts.clone()).is_none() {
             // From here on its gangs may be victims.
@@ -94,7 +94,7 @@ impl Index {
         }
     }
 
-    /// The objects that say how large gangs are: those that should be watched.
+    /// The owners that define the sizes of gangs: those to watch.
     pub fn watched_owners(&self) -> Vec<WatchedOwner> {
         self.gangs.core.watched_owners()
     }
@@ -111,7 +111,7 @@ impl Index {
         let at: (Arc<str>, Arc<str>) = (namespace.into(), name.into());
         let before = self.gangs.objects.get(&at);
         if object.status.decision.as_ref() != before.and_then(|before| before.status.decision.as_ref()) {
-            // A member waits until its place is written down.
+            // A member waits until its reservation is written.
             let written = GangKey::of_status(&at.0, &object.status);
             self.gangs.moved.extend(written.map(Arc::new));
         }
@@ -122,7 +122,7 @@ impl Index {
     pub fn gang_object_gone(&mut self, namespace: &str, name: &str) {
         let key = (Arc::from(namespace), Arc::from(name));
         self.gangs.objects.remove(&key);
-        // Said also of one that was not known: who waits to hear of it must.
+        // Also for an object that was not known: a waiting bind needs the event.
         if self.gangs.leading {
             self.gangs.handle(self.now, GangEvent::ObjectGone { namespace, name });
         }
@@ -142,7 +142,7 @@ impl Index {
         }
     }
 
-    /// A list of all pods is complete: members that it does not name are gone.
+    /// A list of all pods is complete: members that it does not contain are deleted.
     pub(in crate::index) fn members_listed(&mut self, seen: &HashSet<Arc<str>>) {
         let gone: Vec<PodUid> = self
             .gangs
@@ -157,14 +157,14 @@ impl Index {
         self.gangs.seen_waiting.retain(|uid| seen.contains(uid.as_str()));
     }
 
-    /// A pod is on its node as of now.
+    /// A pod is on its node from now on.
     pub(in crate::index) fn pod_came(&mut self, pod: &PodFacts) {
         if pod.is_live() && !pod.leaving {
             self.gangs.reclaim.candidate_came(pod.priority);
         }
     }
 
-    /// A pod as its gang is to know it.
+    /// A pod as the state machine sees it.
     pub(in crate::index) fn tell_pod(&mut self, pod: &PodFacts) {
         self.gangs.reported.remove(&pod.uid);
         self.tell_ends(&pod.uid, pod.ends);
@@ -172,7 +172,7 @@ impl Index {
             self.tell_single(&pod.uid, pod.terminal);
             return;
         };
-        // What it asks for cannot be read: kube-scheduler is told so on every node, and its gang waits for one that can be.
+        // Its request cannot be read: filter refuses it on every node, and its gang waits for a readable member.
         let Ok(request) = &pod.request else {
             self.tell_single(&pod.uid, pod.terminal);
             return;
@@ -220,7 +220,7 @@ impl Index {
         gang.is_none_or(|gang| gang.is_written(uid))
     }
 
-    /// Remembers that a pod waits to be scheduled.
+    /// Records that a pod waits to be scheduled.
     pub(in crate::index) fn note_waiting(&mut self, pod: &PodFacts) {
         let waits = pod.node.is_none() && pod.membership.is_some();
         if waits && self.schedulers.unknown_scheduler_of(pod).is_none() {
@@ -249,7 +249,7 @@ impl Index {
         }
     }
 
-    /// A pod that asks for no devices, as its gang is to know it.
+    /// A pod that requests no devices, as the state machine sees it.
     pub(in crate::index) fn tell_other_pod(&mut self, pod: &OtherPod) {
         self.tell_ends(&pod.uid, pod.ends);
         let Some(membership) = &pod.membership else {
@@ -272,12 +272,12 @@ impl Index {
             preempted: false,
             refused: false,
             rejected: None,
-            // Whoever places it, it counts by its existence.
+            // It counts from its creation, whichever scheduler binds it.
             elsewhere: None,
         });
     }
 
-    /// A pod is on its way out. Said of any: a gang may be waiting for it to go.
+    /// A pod is being deleted. Reported for any pod: a gang may wait for its end.
     fn tell_ends(&mut self, uid: &PodUid, ends: Option<i64>) {
         if let Some(ends) = ends.filter(|_| self.gangs.leading) {
             self.gangs.handle(self.now, GangEvent::VictimTerminating { pod: uid, by: ends });
@@ -294,12 +294,12 @@ impl Index {
             self.gangs.handle(self.now, GangEvent::MemberGone { pod: uid });
         }
         if self.gangs.leading {
-            // Said of any pod: a gang may be waiting for it to go.
+            // Reported for any pod: a gang may wait for its end.
             self.gangs.handle(self.now, GangEvent::VictimGone { pod: uid });
         }
     }
 
-    /// A pod says that it belongs to no gang.
+    /// A pod no longer belongs to a gang.
     fn tell_single(&mut self, uid: &PodUid, ended: bool) {
         if ended || self.gangs.told.contains(uid) {
             self.tell_gone(uid);
@@ -319,7 +319,7 @@ impl Index {
         }
     }
 
-    /// Tells everything anew.
+    /// Gives the state machine everything again.
     pub(super) fn tell_all(&mut self) {
         let now = self.now;
         let GangIndex { core, effects, owners, objects, .. } = &mut self.gangs;
@@ -334,14 +334,14 @@ impl Index {
         self.tell_pods();
     }
 
-    /// Lists are to be complete once more before gangs are decided about.
+    /// Lists must be complete again before gangs are decided.
     pub(in crate::index) fn unsync_gangs(&mut self) {
         if std::mem::take(&mut self.gangs.synced) && self.gangs.leading {
             self.start_over();
         }
     }
 
-    /// What follows from facts fed since the last time, for gangs.
+    /// Gives the state machine what follows from the facts since the last time.
     pub(in crate::index) fn settle_gangs(&mut self) {
         if self.gangs.shapes.manage(self.nodes.resources().managed()) && self.gangs.leading {
             self.tell_pods();
@@ -359,15 +359,14 @@ impl Index {
         self.collect_gangs();
     }
 
-    /// Tells of Bindings that may be on their way since an earlier term of leadership: their members keep the places that the decision gives
-    /// them.
+    /// Reports Bindings that an earlier term of leadership may still be sending: their members keep the reservations of the decision.
     fn tell_unsure(&mut self) {
         for uid in self.reservations.pods_with_binds() {
             self.gangs.handle(self.now, GangEvent::BindEnded { pod: &uid, outcome: BindEnd::Unsure });
         }
     }
 
-    /// Tells of all pods anew.
+    /// Reports all pods again.
     pub(super) fn tell_pods(&mut self) {
         for pod in self.pods.sorted().iter().filter(|pod| pod.membership.is_some()) {
             self.tell_pod(pod);
@@ -377,7 +376,7 @@ impl Index {
         }
     }
 
-    /// Lets time pass for gangs.
+    /// Advances the time of gangs.
     pub(in crate::index) fn tick_gangs(&mut self) {
         let now = self.now;
         let departed = &mut self.gangs.departed;
@@ -437,8 +436,8 @@ fn grant_of(pod: &PodFacts) -> Option<Grant> {
     Grant::parse(pod.grant.as_deref()?, &pod.uid, pod.node.as_ref()?).ok()
 }
 
-/// What a bound pod was granted of each resource. Nothing, unless that is all it asks for: a grant may name no devices, where it cannot
-/// tell containers apart, or may have been edited, and what it says is no place for a member then.
+/// What a bound pod was granted of each resource; empty unless that is all that it requests. A grant may name no devices, where it cannot
+/// tell containers apart, or may have been edited: it is no reservation of a member then.
 fn granted(grant: Option<&Grant>, request: &Request) -> Devices {
     let Some(grant) = grant else {
         return Devices::new();

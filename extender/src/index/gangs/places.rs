@@ -1,5 +1,5 @@
-//! Places of gangs on nodes: kept from everybody else from the plan until a pod shows that it has its own. Says when one cannot be had any
-//! more.
+//! Reservations of gangs on nodes: withheld from other pods from the plan until a pod shows that it has the devices. Reports when a
+//! reservation is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use gantry_planner::layout::Layout;
 use gantry_planner::request::{Ask, Request};
 use gantry_planner::snapshot::NodeIx;
 
-/// How long a plugin may not serve before the places on its node are given up: longer than it takes to replace it. Also
-/// how long a slot may lack CPUs or memory: longer than kubelet and the plugin take to report those of pods that are gone.
+/// Time for which a plugin may not serve before the reservations on its node are lost: longer than its replacement takes. Also
+/// the time for which a slot may lack CPUs or memory: longer than kubelet and the plugin take to report those of deleted pods.
 const RESTART: Duration = Duration::from_secs(30);
 
 impl Index {
-    /// Keeps and gives up places as the state machine says.
+    /// Adds and releases reservations as the state machine commands.
     pub(super) fn take_slots(&mut self) {
         for change in std::mem::take(&mut self.gangs.effects.slot_changes) {
             self.change_slot(change);
@@ -59,7 +59,7 @@ impl Index {
         self.reservation_orphaned(node);
     }
 
-    /// A place is not kept any more. If its pod is `bound`, that has what the place had, and nobody else is worth another plan for it.
+    /// Releases a reservation. If its pod is `bound`, the pod has its devices, and no other gang needs a new plan for it.
     fn drop_place(&mut self, gang: &Arc<GangKey>, slot: u32, bound: bool) {
         let key = (Arc::clone(gang), slot);
         self.gangs.spares.remove(&key);
@@ -80,12 +80,12 @@ impl Index {
             }
         }
         if !bound {
-            // The devices show by themselves that they are free; what else the place had does not.
+            // The ledger shows that the devices are free, but not what else the reservation had.
             self.gangs.gained();
         }
     }
 
-    /// Gives up every place.
+    /// Releases every reservation.
     pub(super) fn drop_places(&mut self) {
         let all: Vec<(Arc<GangKey>, u32)> = self.gangs.places.keys().cloned().collect();
         for (gang, slot) in all {
@@ -93,7 +93,7 @@ impl Index {
         }
     }
 
-    /// Tells the state machine of places that cannot be had any more. Only on complete facts: before that a node may be missing because it
+    /// Reports lost reservations to the state machine. Only on complete facts: before that a node may be missing because it
     /// was not listed yet.
     pub(in crate::index) fn look_at_places(&mut self) {
         if !self.is_synced() {
@@ -130,7 +130,7 @@ impl Index {
                 tracing::info!(node = %name, %why, "reservations of gangs on the node are lost");
                 self.gangs.handle(self.now, GangEvent::NodeLost { node: &name });
             }
-            // A place of a gang that is being decided stays, whatever becomes of it: others on the node must not be planned anew for it
+            // A reservation of a gang that is being decided stays in any case: otherwise other gangs on the node would be planned
             // again and again.
             for (gang, slots) in lost {
                 self.gangs.handle(self.now, GangEvent::SlotsLost { gang: &gang, slots: &slots });
@@ -142,8 +142,8 @@ impl Index {
         self.collect_gangs();
     }
 
-    /// Tells the state machine of places for which their nodes have no room any more besides devices. kube-scheduler sees to that where it
-    /// brings the member; who was there before and is bound without being brought again has to come anew.
+    /// Reports reservations whose nodes lack resources other than devices. kube-scheduler checks them for members that it
+    /// schedules; a member that is bound again without it must be created again.
     fn doubt_narrowed(&mut self) {
         let mut doubtful: BTreeMap<Arc<GangKey>, BTreeSet<u32>> = BTreeMap::new();
         for (node, told) in self.resources.take_narrowed() {
@@ -161,14 +161,14 @@ impl Index {
         }
     }
 
-    /// Whether a node has less than nothing left of something that a place there needs.
+    /// Whether a node has a negative rest of a resource that a reservation there needs.
     fn is_crowded(&self, node: NodeIx, place: &GangReservation) -> bool {
         let shape = place.shape.and_then(|shape| self.gangs.shapes.get(shape));
         let (Some(shape), Some(room)) = (shape, self.resources.get(node)) else {
             return false;
         };
         let needed = &shape.needs.resources;
-        // What is kept for it is not among what is left.
+        // The reservation itself is not part of the rest.
         let mut left = room.left.clone();
         left.add(needed);
         left.fits(needed).is_err()
@@ -195,7 +195,7 @@ impl Index {
         slots.collect()
     }
 
-    /// Of these slots those that have lacked CPUs or memory too long: they would wait as long as the other pods run.
+    /// The slots that have lacked CPUs or memory for too long: they would wait as long as the other pods run.
     fn without_numa_too_long(&mut self, slots: Vec<((Arc<GangKey>, u32), bool)>) -> Vec<(Arc<GangKey>, u32)> {
         let now = self.now.at;
         let since = &mut self.gangs.without_numa;
@@ -211,14 +211,14 @@ impl Index {
         over
     }
 
-    /// What members that a place is for ask for, if that is known.
+    /// The requests of the members of a reservation, if known.
     fn asked_of(&self, place: &GangReservation) -> Option<&Request> {
         let shape = self.gangs.shapes.get(place.shape?)?;
         Some(&shape.request)
     }
 
-    /// Whether a pod may hold devices of a place: it is the one it is for, or one of the gang on its way out, or the gang is having others
-    /// stopped for it.
+    /// Whether a pod may hold devices of a reservation: it is its pod, or a member of the gang that is being deleted, or a victim of the
+    /// gang.
     fn may_hold(&self, place: &GangReservation, uid: &PodUid) -> bool {
         let preempting = |gang: &GangKey| {
             let view = self.gangs.core.view(gang);
@@ -255,7 +255,7 @@ impl Index {
 }
 
 impl GangReservation {
-    /// Why who asks for this could never have the place: a decision may have been written by hand, or when less was managed.
+    /// Why a member could never get the reservation: a decision may have been edited, or written when fewer resources were managed.
     fn misfit(&self, asked: &Request) -> Option<String> {
         let count = |resource: &ResourceName| {
             let own = self.devices.iter().filter(|(name, _)| name == resource);
@@ -270,7 +270,7 @@ impl GangReservation {
 }
 
 impl Node {
-    /// Why no place here can be had any more.
+    /// Why no reservation on this node can be kept.
     fn lost(&self) -> Option<&'static str> {
         match (self.advertised(), self.inventory()) {
             (None, _) => Some("the node is gone"),
@@ -279,7 +279,7 @@ impl Node {
         }
     }
 
-    /// The places here that cannot be had any more, by gang. `asked` is what a place is for; `excused` pods may hold devices of one.
+    /// The lost reservations on this node, by gang. `asked` is the request of a reservation; `excused` pods may hold its devices.
     fn lost_places<'a>(
         &self,
         asked: impl Fn(&GangReservation) -> Option<&'a Request>,
@@ -333,8 +333,8 @@ impl Node {
         None
     }
 
-    /// What places here keep of a pool that come before another. A lost member's place is what it was granted, and where kubelet had given
-    /// it other devices, what it was granted may be a sibling's place by now: neither could have it before the other has given it up.
+    /// The devices of a pool in reservations that precede others. The reservation of a lost member is its grant. Where kubelet allocated
+    /// other devices, the grant may be a sibling's reservation by now: neither could get its devices before the other releases them.
     fn kept_before(&self, place: &GangReservation, pool: &Pool) -> DeviceSet {
         let mut kept = DeviceSet::EMPTY;
         for other in self.occupancy().gang_reservations() {
@@ -347,7 +347,7 @@ impl Node {
         kept
     }
 
-    /// The devices of a place by pool, if its pod can have them now: healthy, and nobody else's.
+    /// The devices of a reservation by pool, if its pod can have them now: healthy, and held by no other pod.
     pub(super) fn available(&self, placed: &Assignment, pod: &str) -> Option<Vec<DeviceSet>> {
         let inventory = self.inventory()?;
         let mut sets = vec![DeviceSet::EMPTY; inventory.pools.len()];
@@ -366,7 +366,7 @@ impl Node {
         Some(sets)
     }
 
-    /// How the containers of a pod lie within devices by pool; `None` if kubelet would refuse it.
+    /// How the containers of a pod share devices, by pool; `None` if kubelet would refuse the pod.
     pub(super) fn layouts_within(
         &self,
         sets: &[DeviceSet],
@@ -387,7 +387,7 @@ impl Node {
         Some(layouts)
     }
 
-    /// What binds and places of others keep of a pool.
+    /// The devices of a pool in binds and reservations of others.
     fn taken_by_others(&self, pool: &Pool, placed: &Assignment, pod: &str) -> DeviceSet {
         let binds = self.occupancy().devices_in_binds(Some(pod));
         let places = self.occupancy().gang_reservations().iter();

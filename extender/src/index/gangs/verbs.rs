@@ -1,4 +1,4 @@
-//! What kube-scheduler's calls for members of gangs come to: the state machine's answer, and the devices of the place set aside for the
+//! kube-scheduler's calls for members of gangs: the state machine's answer, and the reserved devices granted to the
 //! bind in the same step.
 
 use std::sync::Arc;
@@ -22,18 +22,18 @@ const UNWRITTEN: &str = "its reservation is not written to the Gang yet";
 pub struct Awaited {
     /// Its gang.
     pub gang: Arc<GangKey>,
-    /// What keeps its own place from it, where its gang is decided.
+    /// Why it cannot get its own reservation, if its gang is decided.
     pub why: Option<Arc<str>>,
 }
 
-/// Whether a pod belongs to a gang, as far as that is known.
+/// Whether a pod belongs to a gang, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Belongs {
     /// It does.
     Gang,
     /// It does not.
     Single,
-    /// Nothing is known of the pod: what was sent with the call must say.
+    /// The pod is not known: the pod of the call must be read.
     Unknown,
 }
 
@@ -51,14 +51,14 @@ impl Index {
         }
     }
 
-    /// Whether a pod is of no gang, or of a group of which each goes by itself.
+    /// Whether a pod belongs to no gang, or to a group without a minimum.
     pub(in crate::index) fn goes_by_itself(&self, pod: &PodFacts) -> bool {
         let core = &self.gangs.core;
         let grouped = pod.membership.is_some();
         !grouped || core.gang_of(&pod.uid).is_some() && core.goes_with(&pod.uid).is_none()
     }
 
-    /// What filter answers for a pod. `offered`: whether a node is among those asked about.
+    /// The answer of filter for a pod. `offered`: whether a node is among the candidates.
     pub fn answer(&mut self, uid: &PodUid, offered: &dyn Fn(&NodeName) -> bool) -> Answer {
         let event = GangEvent::Filter { pod: uid, offered: Offered(offered) };
         match self.gangs.handle(self.now, event) {
@@ -67,8 +67,8 @@ impl Index {
         }
     }
 
-    /// The nodes that a call for a member was about. Where its own was not among them, and not for the first time, those of its shape are
-    /// planned on nodes that were.
+    /// The candidates of a call for a member. If they repeatedly lack its own node, the members of its shape are
+    /// planned on nodes that were offered.
     pub fn offered(&mut self, uid: &PodUid, nodes: impl Iterator<Item = NodeIx>) {
         let core = &self.gangs.core;
         let gang = core.gang_of(uid).cloned();
@@ -82,18 +82,18 @@ impl Index {
         }
     }
 
-    /// A bind has come: sets devices aside for a single pod, or for a member whose gang is decided. Repeated, it answers the same.
-    /// `request` is what a single pod asks for where nothing else says so.
+    /// Handles a bind: grants devices to a single pod, or to a member whose gang is decided. A repeated call gets the same answer.
+    /// `request` is the request of a single pod that is not known otherwise.
     ///
     /// # Errors
-    /// See [`BindError`]; then nothing is set aside.
+    /// See [`BindError`]; then nothing is granted.
     pub(in crate::index) fn arrive(
         &mut self,
         target: &Target,
         request: Option<Arc<Request>>,
     ) -> Result<BindStep, BindError> {
         let waits = match self.pods.get(&target.uid) {
-            // Done already, or elsewhere: there is nothing to wait for.
+            // It is bound already, or elsewhere: there is nothing to wait for.
             Some(pod) => pod.node.is_none(),
             None => true,
         };
@@ -101,7 +101,7 @@ impl Index {
             return self.reserve(target, request).map(BindStep::Single);
         }
         if !self.gangs.leading {
-            // Of gangs nothing is known then: a member that waits here must not be taken for a single pod.
+            // Gangs are not known then: a member that waits here must not be taken for a single pod.
             return Err(BindError::Gang("this extender is no longer the leader; try again".into()));
         }
         let event = GangEvent::Arrive { pod: &target.uid, node: &target.node };
@@ -118,7 +118,7 @@ impl Index {
                 Err(error) => {
                     self.may_move(&target.uid);
                     match error {
-                        // Whoever had the devices is still on its way out, or its end is not certain yet.
+                        // The pod that had the devices is still ending, or its end is not certain yet.
                         BindError::NotFree { .. } => Ok(BindStep::Wait(Awaited {
                             gang: placed.gang,
                             why: Some(error.to_string().into()),
@@ -130,7 +130,7 @@ impl Index {
         }
     }
 
-    /// No Binding of a member is on its way: if its place is lost, it may have another.
+    /// No Binding of a member is being sent: if its reservation is lost, it may get another one.
     pub(in crate::index) fn may_move(&mut self, uid: &PodUid) {
         if self.gangs.leading && !self.reservations.has_bind(uid) {
             self.gangs.handle(self.now, GangEvent::BindEnded { pod: uid, outcome: BindEnd::Failed });
@@ -145,17 +145,17 @@ impl Index {
         Ok(BindStep::Wait(Awaited { gang, why }))
     }
 
-    /// A member has waited for its siblings as long as it may, and kube-scheduler is told so.
+    /// A member has waited for the others until its time limit, and the bind fails.
     pub fn gave_up(&mut self, uid: &PodUid) {
         self.gangs.handle(self.now, GangEvent::BarrierTimeout { pod: uid });
     }
 
-    /// Whoever waited for a bind hung up.
+    /// The client of a waiting bind has closed the connection.
     pub fn withdraw(&mut self, uid: &PodUid) {
         self.gangs.handle(self.now, GangEvent::Disconnected { pod: uid });
     }
 
-    /// How the bind of a member ended.
+    /// The result of a member's bind.
     pub fn bind_ended(&mut self, uid: &PodUid, end: BindEnd) {
         if end == BindEnd::Gone && self.gangs.told.contains(uid) {
             self.gangs.found_gone.insert(uid.clone(), self.now.at);
@@ -163,7 +163,7 @@ impl Index {
         self.gangs.handle(self.now, GangEvent::BindEnded { pod: uid, outcome: end });
     }
 
-    /// Sets the devices of a place aside for the bind of the member that has it: exactly those.
+    /// Grants exactly the devices of a reservation to the bind of its member.
     fn reserve_place(&mut self, target: &Target, placed: &Assignment) -> Result<Reserved, BindError> {
         let heard = self.heard(target.uid.as_str());
         let request = heard.and_then(|pod| pod.request.clone().ok());
@@ -186,7 +186,7 @@ impl Index {
         self.reservations.grant(&mut self.nodes, node, target, &request, &layouts, gang)
     }
 
-    /// Where a gang was placed, in short.
+    /// The part of the fabric of a gang, in short.
     fn gang_placement(&self, gang: &GangKey) -> Option<GangPlacement> {
         let view = self.gangs.core.view(gang)?;
         Some(GangPlacement {
@@ -196,7 +196,7 @@ impl Index {
         })
     }
 
-    /// The node of the place that a member has.
+    /// The node of a member's reservation.
     pub(super) fn place_of(&self, gang: &GangKey, uid: &PodUid) -> Option<NodeName> {
         self.gangs.core.view(gang)?.node_of(uid).cloned()
     }

@@ -1,4 +1,4 @@
-//! What is to be done for gangs, taken by those that do it: members to be woken, decisions to be written, statuses, evictions.
+//! The work that gangs produce, taken by those that do it: members to activate, decisions to write, statuses, evictions.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use gantry_gang::protocol::{Blocker, CommitFailure, GangEvent, Work};
 
 use crate::index::{Index, Target};
 
-/// A member that kube-scheduler is to try again.
+/// A member that kube-scheduler should try again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Called {
     /// Its namespace.
     pub namespace: Arc<str>,
     /// Its name.
     pub name: Arc<str>,
-    /// The node it will be answered, as a hint, where the operator wants that given.
+    /// The node of its reservation, as a hint, if the operator wants that.
     pub nominate: Option<NodeName>,
 }
 
 impl Index {
-    /// Takes what the state machine has to say, sorted by who does it.
+    /// Takes the commands of the state machine and sorts them by who carries them out.
     pub(in crate::index) fn collect_gangs(&mut self) {
         self.take_slots();
         for work in std::mem::take(&mut self.gangs.effects.work) {
@@ -38,7 +38,7 @@ impl Index {
             }
         }
         for (gang, status) in self.gangs.core.take_statuses() {
-            // Whoever waits asks again for what lets it go, not for each that comes: a thousand would ask a thousand times.
+            // A waiting bind checks again only for events that may end its wait: a thousand of them would check a thousand times.
             let known = match status.phase {
                 GangPhase::Finished => self.gangs.announced.remove(&gang),
                 phase => self.gangs.announced.insert(Arc::clone(&gang), phase),
@@ -50,7 +50,7 @@ impl Index {
         }
     }
 
-    /// Takes the work there is, but for pods to be woken: those are [`Index::take_called`]'s.
+    /// Takes the work, without the pods to activate: [`Index::take_called`] takes those.
     pub fn take_work(&mut self) -> Vec<Work> {
         std::mem::take(&mut self.gangs.work)
     }
@@ -60,32 +60,32 @@ impl Index {
         std::mem::take(&mut self.gangs.statuses).into_iter().collect()
     }
 
-    /// Whether there is work, or a status to be written.
+    /// Whether there is work, or a status to write.
     pub fn has_work(&self) -> bool {
         !self.gangs.work.is_empty() || !self.gangs.statuses.is_empty()
     }
 
-    /// What has to be done to pods for a gang may not be done, and what would help; `None`: it was done after all.
+    /// An action on pods of a gang is not allowed, and the remedy; `None`: it succeeded after all.
     pub fn hindered(&mut self, gang: &GangKey, what: Blocker, why: Option<Arc<str>>) {
         self.gangs.handle(self.now, GangEvent::Blocked { gang, blocker: what, why });
     }
 
-    /// Members of a gang run slower than the rest; `None`: none does.
+    /// Members of a gang run slower than the rest; `None`: no member does.
     pub fn members_slow(&mut self, gang: &GangKey, members: Option<Arc<str>>) {
         self.gangs.handle(self.now, GangEvent::MembersSlow { gang, members });
     }
 
-    /// Whether it is known that something may not be done to pods for a gang; true of one that is over.
+    /// Whether a blocked action of a gang is known already; true for a gang that has ended.
     pub fn is_hindered(&self, gang: &GangKey, what: Blocker) -> bool {
         self.gangs.core.view(gang).is_none_or(|view| view.is_blocked(what))
     }
 
-    /// A decision was written, or not.
+    /// The write of a decision has ended.
     pub fn committed(&mut self, gang: &GangKey, decision: &str, result: Result<(), CommitFailure>) {
         self.gangs.handle(self.now, GangEvent::Committed { gang, decision, result });
     }
 
-    /// Takes members that are to be woken, at most `limit`, those of one gang after the other.
+    /// Takes members to activate, at most `limit`, one gang after the other.
     pub fn take_called(&mut self, limit: usize) -> Vec<(PodUid, Called)> {
         let due = limit.min(self.gangs.called.len());
         let due: Vec<PodUid> = self.gangs.called.drain(..due).collect();
@@ -93,7 +93,7 @@ impl Index {
         due.into_iter().filter_map(called).collect()
     }
 
-    /// Takes members of decided gangs that are to be bound though nobody calls for them, with the nodes of their places.
+    /// Takes members of decided gangs to bind although kube-scheduler does not call for them, with the nodes of their reservations.
     pub fn take_deferred(&mut self) -> Vec<Target> {
         let deferred = std::mem::take(&mut self.gangs.deferred);
         let target = |uid: PodUid| {
@@ -105,22 +105,22 @@ impl Index {
         deferred.into_iter().filter_map(target).collect()
     }
 
-    /// kube-scheduler is to bring a member again that was to be bound without it, and is not.
+    /// kube-scheduler should try a member again that was to be bound without it, and is not.
     pub fn bring_again(&mut self, uid: &PodUid) {
         self.gangs.called.insert(uid.clone());
     }
 
-    /// Whether there are such.
+    /// Whether there are such members.
     pub fn has_deferred(&self) -> bool {
         !self.gangs.deferred.is_empty()
     }
 
-    /// Whether members are to be woken.
+    /// Whether members are to be activated.
     pub fn has_called(&self) -> bool {
         !self.gangs.called.is_empty()
     }
 
-    /// How to wake a member; `None` if it is gone or bound, or belongs to no gang any more.
+    /// How to activate a member; `None` if it is deleted or bound, or belongs to no gang any more.
     pub fn called(&self, uid: &PodUid) -> Option<Called> {
         let gang = self.gangs.core.gang_of(uid)?;
         let pod = self.pods.get(uid).or_else(|| self.heard(uid.as_str()))?;
@@ -145,19 +145,19 @@ impl Index {
         }
     }
 
-    /// Whether a gang waits for a pod to go for it.
+    /// Whether a gang waits for the end of a pod.
     pub fn waits_for(&self, gang: &GangKey, uid: &PodUid) -> bool {
         let view = self.gangs.core.view(gang);
         view.is_some_and(|view| view.victims().any(|victim| victim == uid))
     }
 
-    /// Whether a gang whose other members had to go still waits for this one to be gone.
+    /// Whether a gang whose other members had to end still waits for the end of this one.
     pub fn is_rest_of(&self, gang: &GangKey, uid: &PodUid) -> bool {
         let view = self.gangs.core.view(gang);
         view.is_some_and(|view| view.must_leave(uid))
     }
 
-    /// Takes the gangs whose standing has changed: whoever waits for them asks again.
+    /// Takes the gangs whose state has changed: binds that wait for them check again.
     pub fn take_moved(&mut self) -> Vec<Arc<GangKey>> {
         std::mem::take(&mut self.gangs.moved).into_iter().collect()
     }
