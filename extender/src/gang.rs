@@ -1,5 +1,5 @@
-//! Gangs in the extender: what the pure half (crate `gantry-gang`) says, on this cluster. `input` is what a plan is made from.
-//! `objects` reads and writes the Gang objects, `work` does to pods what gangs need, `events` tells people.
+//! Gangs on this cluster, as the crate `gantry-gang` decides them: `objects` reads and writes the Gang objects, `owners` follows
+//! the owners, `work` carries out actions on pods, `events` publishes Events.
 
 pub mod budgets;
 pub mod events;

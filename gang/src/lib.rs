@@ -1,11 +1,10 @@
-//! Gangs as values: which pods belong together, what they need, where they may go, in which order, and how they get there. Pure: no I/O,
-//! no async, no clock (time is an argument), no unsafe. The extender feeds it and does what it says.
+//! Gangs as values: which pods belong together, what they need, in which order they are planned, and their state machine.
+//! Pure: no I/O, no async, no clock (time is an argument), no unsafe. The extender gives it events and carries out its commands.
 //!
 //! ```text
 //! pod, owner ──integrations──> Membership, OwnerFacts ──terms──> Terms (minimum, level, policies)
 //! pod ──needs──> Needs          node ──resources──> NodeFacts, Resources     node labels ──fabric──> Fabric
 //! Terms, members, slots ──protocol──> what filter and bind answer, what is to be written
-//! waiting gangs ──queue──> the next gang
 //! ```
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "a doc comment says what the name does not")]

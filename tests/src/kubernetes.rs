@@ -42,6 +42,9 @@ pub enum Feature {
     StableMutatingAdmissionPolicies,
     /// A kubelet that reads the pods of its own node only.
     OwnPodsOnly,
+    /// A kubelet that no longer lists the devices of a pod that ended as the last one on its node. Kubernetes 1.31 was not
+    /// tried.
+    DropsEndedPods,
     /// kubelet's setting `failCgroupV1`.
     FailCgroupV1,
     /// Service account tokens that are bound to a node, without a feature gate.
@@ -56,7 +59,7 @@ impl Feature {
             Self::PodGroups | Self::StableMutatingAdmissionPolicies | Self::DeclaredFeatures => 36,
             Self::NativeGroups => 35,
             Self::MutatingAdmissionPolicies => 34,
-            Self::OwnPodsOnly => 32,
+            Self::OwnPodsOnly | Self::DropsEndedPods => 32,
             Self::FailCgroupV1 | Self::NodeBoundTokens | Self::NodeFeatures => 31,
         }
     }
