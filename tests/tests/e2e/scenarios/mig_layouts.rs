@@ -9,6 +9,7 @@ use gantry_api::{GpuNode, names};
 use gantry_e2e::gantry::{self, manifests};
 use gantry_e2e::hardware::Hardware;
 use gantry_e2e::{Cluster, until};
+use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Api;
@@ -182,6 +183,9 @@ async fn drained(bed: &Bed, node: &str) -> Result<()> {
     budgets.delete("worker", &DeleteParams::default()).await?;
     let evicted = format!("pod {DRAINED}/{name} is evicted");
     views::event(bed, "default", about, "GpuDrained", &["all-balanced", &evicted]).await?;
+    // Its next replica would hold a whole GPU as soon as there is one.
+    let sets: Api<ReplicaSet> = Api::namespaced(bed.client(), DRAINED);
+    sets.delete("worker", &DeleteParams::background()).await?;
     counts(14, 7, 7, 0).await?;
     let stays = pods::running(&api, "beside").await?;
     ensure!(stays.metadata.uid == beside.metadata.uid, "a pod that nothing replaces was evicted");
