@@ -165,7 +165,9 @@ fn options(command_line: &str, daemon: &str) -> Result<String> {
     let section = command_line.split(&format!("\n## gantry {daemon}\n")).nth(1);
     let section = section.and_then(|text| text.split("\n## ").next()).context("a command is not listed")?;
     let lines = section.lines().filter_map(|line| line.strip_prefix("      --"));
-    let names = lines.map(|line| line.split(' ').next().unwrap_or_default());
+    // The name ends where its value begins: `--name <VALUE>`, `--name[=<true|false>]`.
+    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let names = lines.map(|line| line.split(|c| !is_name(c)).next().unwrap_or_default());
     let names: BTreeSet<&str> = names.filter(|name| *name != "help").collect();
     anyhow::ensure!(!names.is_empty(), "gantry {daemon} has no options");
     Ok(format!("^--({})(=.*)?$", Vec::from_iter(names).join("|")))
@@ -214,8 +216,8 @@ mod tests {
     #[test]
     fn options_are_those_of_the_section() {
         let reference = "# x\n\n## gantry a\n\n```text\nOptions:\n      --two <B>\n          Text, --not-one\n      \
-                         --one\n  -h, --help\n```\n\n## gantry b\n\n```text\n      --three\n```\n";
-        assert_eq!(options(reference, "a").unwrap(), "^--(one|two)(=.*)?$");
+                         --one\n      --switch[=<true|false>]\n  -h, --help\n```\n\n## gantry b\n\n```text\n      --three\n```\n";
+        assert_eq!(options(reference, "a").unwrap(), "^--(one|switch|two)(=.*)?$");
         assert!(options(reference, "c").is_err());
     }
 }
