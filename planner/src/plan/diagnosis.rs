@@ -521,8 +521,8 @@ fn reason(views: &Views<'_, '_>, node: NodeIx, slot: usize) -> Option<String> {
     if let Some(cause) = &class.withheld {
         return Some(cause.to_string());
     }
-    let room = survey.input.rooms.get(node.0 as usize);
-    let Some(facts) = room.and_then(|room| room.facts.as_ref()) else {
+    let known = survey.input.rooms.get(node.0 as usize);
+    let Some(facts) = known.and_then(|known| known.facts.as_ref()) else {
         return Some("no Node object".to_owned());
     };
     if let Err(misfit) = shape.needs.admits(facts) {
@@ -554,7 +554,7 @@ fn reason(views: &Views<'_, '_>, node: NodeIx, slot: usize) -> Option<String> {
     if let Err(lack) = survey.left(node)?.fits(&shape.needs.resources) {
         return Some(lack.to_string());
     }
-    if survey.device_obstacle(node, slot).is_some()
+    if survey.device_obstacle(node, slot, room(survey, node, slot)).is_some()
         && let Err(refusal) = judge(class, &shape.request)
     {
         return Some(refusal.of_one_node());
@@ -623,7 +623,7 @@ impl PlaceObstacles {
             found.room += u64::from(room);
             found.takes += u64::from(takes.min(room));
             if takes < room
-                && let Some(obstacle) = obstacle_on(survey, node, slot, takes)
+                && let Some(obstacle) = obstacle_on(survey, node, slot, (takes, room))
             {
                 *found.obstacles.entry(obstacle).or_default() += 1;
             }
@@ -647,8 +647,13 @@ fn room(survey: &Survey<'_>, node: NodeIx, slot: usize) -> u32 {
     u32::try_from(least.unwrap_or(0)).unwrap_or(u32::MAX)
 }
 
-/// Why a node takes no more than so many members.
-fn obstacle_on(survey: &Survey<'_>, node: NodeIx, slot: usize, takes: u32) -> Option<Obstacle> {
+/// Why a node takes no more than so many members, although its devices suffice for `room`.
+fn obstacle_on(
+    survey: &Survey<'_>,
+    node: NodeIx,
+    slot: usize,
+    (takes, room): (u32, u32),
+) -> Option<Obstacle> {
     let needs = &survey.shapes.get(slot)?.needs;
     let facts = survey.input.rooms.get(node.0 as usize)?.facts.as_ref()?;
     if let Err(misfit) = needs.admits(facts) {
@@ -656,7 +661,7 @@ fn obstacle_on(survey: &Survey<'_>, node: NodeIx, slot: usize, takes: u32) -> Op
     }
     let left = survey.left(node)?;
     if left.times(&needs.resources) > takes {
-        return Some(survey.device_obstacle(node, slot).unwrap_or(Obstacle::OtherPods));
+        return Some(survey.device_obstacle(node, slot, room).unwrap_or(Obstacle::OtherPods));
     }
     // The resource that one more member lacks is the one that the first member too many lacks.
     let mut rest = left.clone();

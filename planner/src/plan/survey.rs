@@ -357,8 +357,7 @@ impl Survey<'_> {
         if limit == 0 {
             return 0;
         }
-        let class = self.input.snapshot.class(node).and_then(|class| self.classes.get(class.0 as usize));
-        let Some(of) = class.and_then(|class| class.get(slot)) else {
+        let Some(of) = self.of_class(node, slot) else {
             return 0;
         };
         let tiers = &self.tiers[slot];
@@ -374,24 +373,18 @@ impl Survey<'_> {
     /// The bandwidth in MB/s of each member of a shape that a node takes, falling; empty if members exchange nothing.
     pub(in crate::plan) fn reached(&self, node: NodeIx, slot: usize) -> &[u64] {
         let limit = self.limits.get(node.0 as usize * self.shapes.len() + slot).copied().unwrap_or(0);
-        let class = self.input.snapshot.class(node).and_then(|class| self.classes.get(class.0 as usize));
-        let reach = class.and_then(|class| class.get(slot)).map_or(&[][..], |of| &of.reach);
+        let reach = self.of_class(node, slot).map_or(&[][..], |of| &of.reach);
         &reach[..reach.len().min(limit as usize)]
     }
-}
 
-impl Survey<'_> {
-    /// Why the devices of a node serve fewer members of a shape than their number suffices for.
-    pub(in crate::plan) fn device_obstacle(&self, node: NodeIx, slot: usize) -> Option<Obstacle> {
+    fn of_class(&self, node: NodeIx, slot: usize) -> Option<&OfClass> {
+        self.classes.get(self.input.snapshot.class(node)?.0 as usize)?.get(slot)
+    }
+
+    /// Why the devices of a node serve fewer members of a shape than `most`, for which their number suffices.
+    pub(in crate::plan) fn device_obstacle(&self, node: NodeIx, slot: usize, most: u32) -> Option<Obstacle> {
         let (class, shape) = (self.class(node)?, self.shapes.get(slot)?);
-        let number = self.input.snapshot.class(node)?.0 as usize;
-        let members = self.classes.get(number)?.get(slot)?.members;
-        let of_each = shape.request.asks.iter().map(|ask| {
-            let (_, pool) = class.pool(ask.resource.as_str())?;
-            available(pool, self.counting).checked_div(ask.devices as usize)
-        });
-        let most = of_each.map(Option::unwrap_or_default).min().unwrap_or(0);
-        let most = u32::try_from(most).unwrap_or(u32::MAX);
+        let members = self.of_class(node, slot)?.members;
         if members >= most {
             return None;
         }
