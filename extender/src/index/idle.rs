@@ -81,14 +81,14 @@ pub struct IdleTotals {
 impl IdleTotals {
     pub(super) fn of(index: &Index) -> Self {
         let mut totals = Self::default();
-        let mut room = Room::new(index);
+        let mut domains = DomainSets::new(index);
         for (number, node) in index.nodes.iter() {
             if let Some(inventory) = node.inventory() {
                 totals.add_node(node, inventory);
-                totals.add_sets((number, node), &mut room);
+                totals.add_sets((number, node), &mut domains);
             }
         }
-        totals.largest_gangs = room.largest();
+        totals.largest_gangs = domains.largest();
         for (namespace, devices) in index.devices_awaited_by_gangs() {
             totals.add_waiting(namespace, devices);
         }
@@ -143,16 +143,16 @@ impl IdleTotals {
         add(IdleCause::Reserved, &nobody, reserved);
     }
 
-    /// Counts the free sets of a node, if it takes pods. The ledger of a marked node, and of one whose plugin does not serve,
-    /// has nothing free.
-    fn add_sets(&mut self, (number, node): (NodeIx, &Node), room: &mut Room<'_>) {
-        let is_open = room.takes_pods(number, node);
+    /// Counts the free sets of a node, if it takes pods. A marked node, or one with a plugin that does not serve, has nothing
+    /// free in its ledger.
+    fn add_sets<'i>(&mut self, (number, node): (NodeIx, &'i Node), domains: &mut DomainSets<'i>) {
+        let is_open = domains.takes_pods(number, node);
         for (pool, ledger) in node.pools() {
             let own = self.free_sets.entry(pool.resource.clone()).or_default();
             let free = if is_open { ledger.free.len() } else { 0 };
             let sets = SET_SIZES.map(|size| free / size);
             add(own, &sets);
-            room.add(number, &pool.resource, &sets);
+            domains.add(number, &pool.resource, &sets);
         }
     }
 }
@@ -162,49 +162,53 @@ fn add(own: &mut Sets, more: &Sets) {
 }
 
 /// Free sets by domain of the fabric.
-struct Room<'i> {
+struct DomainSets<'i> {
     index: &'i Index,
-    /// What the members of known gangs tolerate.
-    tolerations: Vec<Toleration>,
+    /// A pod that has only the tolerations of the members of known gangs.
+    needs: Needs,
     /// By resource, level and domain.
-    domains: BTreeMap<(ResourceName, Option<usize>, DomainIx), Sets>,
+    sets: BTreeMap<(&'i ResourceName, Option<usize>, DomainIx), Sets>,
 }
 
-impl<'i> Room<'i> {
+impl<'i> DomainSets<'i> {
     fn new(index: &'i Index) -> Self {
-        Self { index, tolerations: index.gangs.tolerations(), domains: BTreeMap::new() }
+        let needs = Needs { tolerations: index.gangs.tolerations(), ..Needs::default() };
+        Self { index, needs, sets: BTreeMap::new() }
     }
 
     /// Whether a node takes a pod without a selector. GPU nodes often have a taint with the name of the resource, which pods
     /// of that resource tolerate.
     fn takes_pods(&self, number: NodeIx, node: &Node) -> bool {
+        if self.index.misfit(number, &self.needs).is_none() {
+            return true;
+        }
         let of_resource = |resource: &ResourceName| Toleration {
             key: resource.as_str().into(),
             value: TolerationValue::Any,
             effect: None,
         };
         let own = node.pools().map(|(pool, _)| of_resource(&pool.resource));
-        let tolerations = self.tolerations.iter().cloned().chain(own).collect();
-        let needs = Needs { tolerations, ..Needs::default() };
+        let mut needs = self.needs.clone();
+        needs.tolerations.extend(own);
         self.index.misfit(number, &needs).is_none()
     }
 
-    fn add(&mut self, number: NodeIx, resource: &ResourceName, sets: &Sets) {
+    fn add(&mut self, number: NodeIx, resource: &'i ResourceName, sets: &Sets) {
         let fabric = self.index.fabric();
         let levels = (0..fabric.levels.0.len()).filter(|level| fabric.in_use(*level));
         let within = levels.filter_map(|level| Some((Some(level), fabric.of_node_at(number.0, level)?)));
         for (level, domain) in within.chain([(None, DomainIx(0))]) {
-            add(self.domains.entry((resource.clone(), level, domain)).or_default(), sets);
+            add(self.sets.entry((resource, level, domain)).or_default(), sets);
         }
     }
 
     fn largest(self) -> BTreeMap<(ResourceName, Arc<str>), Sets> {
         let levels = &self.index.fabric().levels.0;
         let mut largest: BTreeMap<(ResourceName, Arc<str>), Sets> = BTreeMap::new();
-        for ((resource, level, _), sets) in self.domains {
+        for ((resource, level, _), sets) in self.sets {
             let level = level.and_then(|level| levels.get(level));
             let level = level.map_or_else(|| CLUSTER.into(), |level| Arc::clone(&level.name));
-            let most = largest.entry((resource, level)).or_default();
+            let most = largest.entry((resource.clone(), level)).or_default();
             most.iter_mut().zip(sets).for_each(|(most, sets)| *most = (*most).max(sets));
         }
         largest
