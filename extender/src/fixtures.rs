@@ -104,6 +104,11 @@ pub(crate) fn quarantined(mut holder: Value) -> Value {
     holder
 }
 
+/// What a node has for pods besides devices.
+pub(crate) fn allocatable() -> Resources {
+    Resources { milli_cpu: 64_000, memory: 1 << 40, ephemeral: 1 << 40, pods: 110, ..Resources::default() }
+}
+
 /// A pod of one container, pending. Its UID is its name.
 pub(crate) fn pod(name: &str, gpus: u32) -> Value {
     pod_of(name, GPU, gpus)
@@ -224,17 +229,8 @@ impl Cluster {
     }
 
     pub(crate) fn node(&self, name: &str, advertised: u32) -> &Self {
-        let facts = Arc::new(NodeFacts {
-            name: name.into(),
-            allocatable: Resources {
-                milli_cpu: 64_000,
-                memory: 1 << 40,
-                ephemeral: 1 << 40,
-                pods: 110,
-                ..Resources::default()
-            },
-            ..NodeFacts::default()
-        });
+        let facts =
+            Arc::new(NodeFacts { name: name.into(), allocatable: allocatable(), ..NodeFacts::default() });
         self.store.update(|index| {
             index.node_described(facts);
             index.node_applied(&name.into(), vec![(GPU.into(), advertised)]);

@@ -38,6 +38,17 @@ fn twelve() -> World {
     world
 }
 
+/// Zone `y` has less room than zone `x`, in more racks.
+fn uneven_zones() -> World {
+    let mut world = World::new();
+    for (rack, nodes) in [("x/r1", "abcd"), ("x/r2", "efgh"), ("y/r3", "ij"), ("y/r4", "kl"), ("y/r5", "m")] {
+        for node in nodes.chars() {
+            world.node(rack, &node.to_string(), ALL);
+        }
+    }
+    world
+}
+
 #[test]
 fn a_gang_that_fits_on_one_node_lies_on_one_node() {
     let mut world = twelve();
@@ -72,13 +83,7 @@ fn of_racks_that_hold_it_the_one_with_the_least_room_is_taken() {
 
 #[test]
 fn zone_with_the_fewest_racks_is_taken() {
-    let mut world = World::new();
-    // Zone `y` has less room, in more racks.
-    for (rack, nodes) in [("x/r1", "abcd"), ("x/r2", "efgh"), ("y/r3", "ij"), ("y/r4", "kl"), ("y/r5", "m")] {
-        for node in nodes.chars() {
-            world.node(rack, &node.to_string(), ALL);
-        }
-    }
+    let mut world = uneven_zones();
     let eight = world.shape(8);
     let placed = world.plan(&gang(&[(5, eight)])).unwrap();
     assert_eq!(&*placed.domain, "2 racks of zone x");

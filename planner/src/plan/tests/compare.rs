@@ -190,12 +190,7 @@ fn slower_domain_lost_by_its_bandwidth() {
 
 #[test]
 fn zone_in_more_racks_lost_by_its_parts() {
-    let mut world = World::new();
-    for (rack, nodes) in [("x/r1", "abcd"), ("x/r2", "efgh"), ("y/r3", "ij"), ("y/r4", "kl"), ("y/r5", "m")] {
-        for node in nodes.chars() {
-            world.node(rack, &node.to_string(), ALL);
-        }
-    }
+    let mut world = uneven_zones();
     let eight = world.shape(8);
     let found = compared(&world, &gang(&[(5, eight)]));
     let texts: Vec<String> = found.levels.iter().map(ToString::to_string).collect();

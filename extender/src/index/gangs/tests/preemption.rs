@@ -340,10 +340,7 @@ type Change<'c> = &'c dyn Fn(&mut Value);
 
 /// A gang of one member of eight GPUs and so many cores.
 fn with_cores(cluster: &Cluster, name: &str, cores: u32) {
-    let mut pods = members(name, 1, 8);
-    pods[0]["spec"]["priority"] = 10.into();
-    pods[0]["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": cores.to_string()});
-    create(cluster, &pods);
+    with_gpus_and_cores(cluster, name, 8, cores);
 }
 
 #[test]
@@ -429,7 +426,7 @@ fn pod_without_devices_goes_if_that_spares_devices() {
 /// What is on a node of eight GPUs and 64 cores: devices of pods, and cores of pods without devices.
 type NodeLoad = (Vec<u32>, Vec<u32>);
 
-/// The fewest devices, then pods, whose end makes room for a pod of so many GPUs and cores on one of the nodes.
+/// The fewest devices, then pods, that must go for a pod of so many GPUs and cores to fit on one of the nodes.
 fn least_loss(nodes: &[NodeLoad], gpus: u32, cores: u32) -> Option<(u32, usize)> {
     let of_node = |(devices, others): &NodeLoad| {
         let count = devices.len() + others.len();

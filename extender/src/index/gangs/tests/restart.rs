@@ -20,24 +20,30 @@ fn who_stands_down_keeps_no_places_and_plans_anew_when_it_leads() {
 
 #[test]
 fn what_was_decided_before_a_restart_is_kept_and_finished() {
-    let before = two_nodes();
     let pods = members("a", 2, 8);
-    create(&before, &pods);
-    let nodes = [node(&before, "a-0"), node(&before, "a-1")];
-    for (uid, node) in ["a-0", "a-1"].iter().zip(&nodes) {
-        admit(&before, uid, node).unwrap();
-    }
-    commit(&before);
-    let statuses = before.store.update(|index| index.take_statuses());
-    let (key, status) = statuses.into_iter().next_back().unwrap();
+    let (nodes, object_name, status) = decided(&pods);
     assert!(status.decision.is_some());
 
-    let after = restarted(&key.object_name(), &status, &pods);
+    let after = restarted(&object_name, &status, &pods);
     assert_eq!((after.free("m"), after.free("n")), (String::new(), String::new()));
     for (uid, planned) in ["a-0", "a-1"].iter().zip(&nodes) {
         assert_eq!(node(&after, uid), *planned);
         assert_eq!(granted(&admit(&after, uid, planned).unwrap()).len(), 8);
     }
+}
+
+/// Decides a gang of two members: their nodes, the name of its Gang and the status that is written.
+fn decided(pods: &[Value]) -> ([String; 2], String, GangStatus) {
+    let cluster = two_nodes();
+    create(&cluster, pods);
+    let nodes = [node(&cluster, "a-0"), node(&cluster, "a-1")];
+    for (uid, node) in ["a-0", "a-1"].iter().zip(&nodes) {
+        admit(&cluster, uid, node).unwrap();
+    }
+    commit(&cluster);
+    let statuses = cluster.store.update(|index| index.take_statuses());
+    let (key, status) = statuses.into_iter().next_back().unwrap();
+    (nodes, key.object_name(), status)
 }
 
 /// Another process, which finds nodes `m` and `n`, the status of a gang and its pods.
@@ -70,15 +76,8 @@ fn restarted(object_name: &str, status: &GangStatus, pods: &[Value]) -> Cluster 
 /// Why a gang is where it is: known to the next process by the Gang object, and to each member's annotation in short.
 #[test]
 fn comparison_of_a_gang_outlives_a_restart() {
-    let before = two_nodes();
     let pods = members("a", 2, 8);
-    create(&before, &pods);
-    let nodes = [node(&before, "a-0"), node(&before, "a-1")];
-    for (uid, node) in ["a-0", "a-1"].iter().zip(&nodes) {
-        admit(&before, uid, node).unwrap();
-    }
-    commit(&before);
-    let (key, status) = before.store.update(|index| index.take_statuses()).into_iter().next_back().unwrap();
+    let (nodes, object_name, status) = decided(&pods);
     // As the object is written and read.
     let status: GangStatus = serde_json::from_str(&serde_json::to_string(&status).unwrap()).unwrap();
     let compared = status.compared.clone().unwrap();
@@ -87,7 +86,7 @@ fn comparison_of_a_gang_outlives_a_restart() {
         "None of 2 nodes holds the gang, which uses 2; next m: 1 of 2 members fit"
     );
 
-    let after = restarted(&key.object_name(), &status, &pods);
+    let after = restarted(&object_name, &status, &pods);
     let view = after.store.read(|index| index.gang_view("default", "a")).unwrap();
     assert_eq!(view.compared.as_ref(), Some(&compared));
     let BindStep::Member(Reserved::Grant { placement, .. }) = admit(&after, "a-0", &nodes[0]).unwrap() else {

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use gantry_gang::protocol::{Holder, Refusal, Shortage, Withheld};
-use gantry_gang::{NodeFacts, Resources, Taint, TaintEffect};
+use gantry_gang::{NodeFacts, Taint, TaintEffect};
 use proptest::prelude::*;
 
 use super::*;
+use crate::fixtures::allocatable;
 use crate::index::Lack;
 
 fn shortage(cluster: &Cluster, gang: &str) -> Shortage {
@@ -208,13 +209,7 @@ impl NodeCase {
         let facts = NodeFacts {
             name: name.into(),
             labels: [("pool".into(), self.pool.to_string().into())].into(),
-            allocatable: Resources {
-                milli_cpu: 64_000,
-                memory: 1 << 40,
-                ephemeral: 1 << 40,
-                pods: 110,
-                ..Resources::default()
-            },
+            allocatable: allocatable(),
             unschedulable: false,
             taints: self.tainted.then_some(taint).into_iter().collect(),
         };
