@@ -1,4 +1,4 @@
-//! Slow members: names the member of a running gang with GPUs whose clocks, power or throttling stand out from the rest. All members of a
+//! Slow members: names the member of a running gang if the clocks, power or throttling of its GPUs stand out. All members of a
 //! training job wait for the slowest. An Event on the pod and on the Gang, a condition of the Gang and a metric report it;
 //! nothing acts on it.
 //!

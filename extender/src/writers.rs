@@ -82,8 +82,9 @@ impl Writers {
             let remediator = Remediator::new(client.clone(), store, remediation.clone(), metrics);
             writers.spawn(remediator.run(until.clone()));
         }
-        let drains = (Arc::clone(store), Arc::clone(mig_drains), Arc::clone(metrics));
-        writers.spawn(MigDrainer::new(client.clone(), drains.0, drains.1, drains.2).run(until.clone()));
+        let (drains, drainer_metrics) = (Arc::clone(mig_drains), Arc::clone(metrics));
+        let drainer = MigDrainer::new(client.clone(), Arc::clone(store), drains, drainer_metrics);
+        writers.spawn(drainer.run(until.clone()));
         if let Some(settings) = slow_members {
             let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
             writers.spawn(slow_members::run(settings.clone(), store, events.clone(), metrics, until.clone()));

@@ -84,8 +84,8 @@ impl Alignment {
         Some(alignment)
     }
 
-    /// The strictest alignment, for a kubelet that refused a pod and whose configuration is not known; `None` if no NUMA node
-    /// is known.
+    /// The strictest alignment, for a kubelet that refused a pod and has an unknown configuration; `None` if no NUMA node is
+    /// known.
     pub fn assumed(numa: &[Option<u32>]) -> Option<Self> {
         let kubelet = KubeletTopology {
             policy: TopologyManagerPolicy::SingleNumaNode,

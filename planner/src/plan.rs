@@ -263,8 +263,8 @@ fn choose(survey: &Survey<'_>, anchors: &Anchors, demand: &Demand<'_>, bounds: B
     choose_by(survey, anchors, demand, bounds, false)
 }
 
-/// The same. `records`: with the domains that were compared. Of a gang that has members elsewhere, or whose members must
-/// share the value of a label, none are recorded.
+/// The same. `records`: with the domains that were compared. None are recorded if the gang has members elsewhere, or if its
+/// members must share the value of a label.
 fn choose_by(
     survey: &Survey<'_>,
     anchors: &Anchors,

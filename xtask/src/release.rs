@@ -90,8 +90,8 @@ pub(crate) fn run_task(args: &ReleaseArgs) -> Result<()> {
     Ok(())
 }
 
-/// Builds a release twice, the second time from nothing, and compares all files: a release must be the same for all who
-/// build it.
+/// Builds a release twice, the second time from nothing, and compares all files: every build of a release must give the
+/// same files.
 pub(crate) fn reproduce() -> Result<()> {
     let (programs, builds) = (target()?.join("image"), target()?.join("two-releases"));
     let sums = |name: &str| {

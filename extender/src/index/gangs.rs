@@ -64,9 +64,9 @@ pub(super) struct GangIndex {
     /// client binds them.
     seen_waiting: BTreeSet<PodUid>,
     reported: HashMap<PodUid, members::ReportedPod>,
-    /// Members whose deletion the watch has shown, with the time.
+    /// Members that the watch has shown as deleted, with the time.
     departed: HashMap<PodUid, Instant>,
-    /// Members that a bind found deleted, with the time, and whose deletion the watch has not shown yet.
+    /// Members that a bind found deleted and the watch still shows, with the time.
     found_gone: HashMap<PodUid, Instant>,
     owners: HashMap<OwnerRef, Option<Arc<OwnerFacts>>>,
     objects: BTreeMap<(Arc<str>, Arc<str>), Object>,
@@ -75,7 +75,7 @@ pub(super) struct GangIndex {
     places: HashMap<(Arc<GangKey>, u32), NodeIx>,
     /// Spare reservations without a member.
     spares: BTreeSet<(Arc<GangKey>, u32)>,
-    /// Nodes whose reservations must be checked: something about them changed.
+    /// Nodes that changed: their reservations must be checked.
     suspects: BTreeSet<NodeIx>,
     /// The time since which plugins of nodes with reservations do not serve.
     troubled: HashMap<NodeIx, Instant>,

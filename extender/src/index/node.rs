@@ -125,8 +125,8 @@ impl Node {
         self.revision = revision;
     }
 
-    /// An inventory as it counts here: after a refusal by a kubelet whose configuration is not known, its devices are aligned as
-    /// strictly as can be.
+    /// An inventory as it counts here. If kubelet refused a pod and its configuration is not known, the devices are aligned as
+    /// strictly as a kubelet may.
     pub(super) fn assumed(&self, mut inventory: Inventory) -> Inventory {
         if self.refused_by_topology {
             inventory.assume_alignment();

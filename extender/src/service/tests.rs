@@ -314,8 +314,8 @@ async fn a_simulation_of_a_member_leaves_no_trace() {
     assert!(cluster.store.read(|index| index.gang_view("default", "p")).is_none());
 }
 
-/// Of three gangs the two are named whose reservations end first. kube-scheduler retries a pod whose text changes: the text stays the
-/// same while the reservations do.
+/// Two of three gangs are named, those with the earliest end of a reservation. The text stays the same while the reservations
+/// do, because kube-scheduler retries a pod at every change of its text.
 #[tokio::test]
 async fn refusal_says_for_whom_and_until_when_devices_are_reserved() {
     let cluster = Cluster::new(Options::default());

@@ -74,7 +74,7 @@ struct PendingWrites {
     status: Option<GangStatus>,
     /// The last status that metrics and Events report. Its write may be running, so that the object is older.
     reported: Option<GangStatus>,
-    /// The decision whose write failed or has an unknown result.
+    /// The decision that was written without success, or with an unknown result.
     unconfirmed: Option<String>,
     /// No request before that time. A decision that has not failed yet does not wait.
     due: Option<Instant>,

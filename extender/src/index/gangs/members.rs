@@ -72,7 +72,7 @@ impl Index {
         }
     }
 
-    /// Members that binds found deleted before `since`, and whose deletion the watch has not shown.
+    /// Members that binds found deleted before `since` and that the watch still shows.
     pub(in crate::index) fn gone_before(&self, since: Instant) -> impl Iterator<Item = PodUid> {
         let found = self.gangs.found_gone.iter();
         found.filter(move |(_, at)| **at < since).map(|(uid, _)| uid.clone())

@@ -142,8 +142,8 @@ impl Index {
         self.collect_gangs();
     }
 
-    /// Reports reservations whose nodes lack resources other than devices. kube-scheduler checks them for members that it
-    /// schedules; a member that is bound again without it must be created again.
+    /// Reports reservations on nodes that lack resources other than devices. kube-scheduler checks these resources for members
+    /// that it schedules. A member that is bound again without kube-scheduler must be created again.
     fn doubt_narrowed(&mut self) {
         let mut doubtful: BTreeMap<Arc<GangKey>, BTreeSet<u32>> = BTreeMap::new();
         for (node, told) in self.resources.take_narrowed() {

@@ -82,7 +82,7 @@ impl Index {
         }
     }
 
-    /// Handles a bind: grants devices to a single pod, or to a member whose gang is decided. A repeated call gets the same answer.
+    /// Handles a bind: grants devices to a single pod, or to a member of a decided gang. A repeated call gets the same answer.
     /// `request` is the request of a single pod that is not known otherwise.
     ///
     /// # Errors

@@ -137,8 +137,8 @@ impl Index {
         holders
     }
 
-    /// Adds to the refusal of a single pod the gangs that have reserved idle devices on nodes which lack these: the gangs whose
-    /// reservations end first, [`NAMED`] at most, so that the text stays short.
+    /// Adds to the refusal of a single pod the gangs that have reserved idle devices on nodes without enough free ones. At most
+    /// [`NAMED`] are named, those with the earliest end of a reservation.
     pub(in crate::index) fn name_holders(&self, answer: &mut Filtered, nodes: &[Option<NodeIx>]) {
         let short: HashMap<NodeIx, (usize, &ResourceName)> = answer
             .short_of_reserved(nodes)

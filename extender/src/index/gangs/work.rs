@@ -20,7 +20,7 @@ pub struct Called {
 }
 
 impl Index {
-    /// Takes the commands of the state machine and sorts them by who carries them out.
+    /// Takes the commands of the state machine and sorts them by the part that carries them out.
     pub(in crate::index) fn collect_gangs(&mut self) {
         self.take_slots();
         for work in std::mem::take(&mut self.gangs.effects.work) {
@@ -151,13 +151,13 @@ impl Index {
         view.is_some_and(|view| view.victims().any(|victim| victim == uid))
     }
 
-    /// Whether a gang whose other members had to end still waits for the end of this one.
+    /// Whether a gang that restarts still waits for the end of this member.
     pub fn is_rest_of(&self, gang: &GangKey, uid: &PodUid) -> bool {
         let view = self.gangs.core.view(gang);
         view.is_some_and(|view| view.must_leave(uid))
     }
 
-    /// Takes the gangs whose state has changed: binds that wait for them check again.
+    /// Takes the gangs that changed: binds that wait for them check again.
     pub fn take_moved(&mut self) -> Vec<Arc<GangKey>> {
         std::mem::take(&mut self.gangs.moved).into_iter().collect()
     }
