@@ -116,9 +116,14 @@ fn extender_metrics_are_documented() {
     metrics.gang_writes.get_or_create(&Write { verb, outcome }).inc();
     metrics.page_requests.get_or_create(&PageRequest { code: 200 }).inc();
     metrics.explain_requests.get_or_create(&ExplainRequest { code: 200 }).inc();
-    for family in
-        [&metrics.binds, &metrics.activations, &metrics.events, &metrics.gang_steps, &metrics.commits]
-    {
+    for family in [
+        &metrics.binds,
+        &metrics.activations,
+        &metrics.events,
+        &metrics.gang_steps,
+        &metrics.commits,
+        &metrics.webhook_reviews,
+    ] {
         family.get_or_create(&Outcome { outcome }).inc();
     }
     metrics.remediation_step(&RemediationStep { rule: "some".to_owned(), action: "cordon", outcome: "done" });

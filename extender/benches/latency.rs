@@ -82,6 +82,7 @@ fn through_http(
         health: ApiHealth::new(),
         leadership,
         tls: None,
+        webhook_tls: None,
         bodies: Bodies::new(64 * 1024 * 1024),
         stale_after: Duration::from_secs(15),
         drain: Duration::from_secs(1),

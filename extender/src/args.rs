@@ -148,6 +148,10 @@ pub struct Args {
     #[command(flatten)]
     pub tls: TlsArgs,
 
+    /// The webhook.
+    #[command(flatten)]
+    pub webhook: WebhookArgs,
+
     /// Gangs.
     #[command(flatten)]
     pub gangs: GangArgs,
@@ -176,6 +180,31 @@ pub struct TlsArgs {
     /// Common name of kube-scheduler's certificate. Other certificates of --client-ca may not call the verbs.
     #[arg(long, env = "GANTRY_CLIENT_NAME", value_name = "NAME", default_value = "system:kube-scheduler")]
     pub client_name: String,
+}
+
+/// Options of the mutating admission webhook. Changed files are reloaded.
+#[derive(Debug, Clone, clap::Args)]
+pub struct WebhookArgs {
+    /// Address to serve the mutating admission webhook on, over TLS: POST /mutate. It sets `schedulerName` of new pods that
+    /// ask for managed resources to the first name of --scheduler-name that is not default-scheduler, for clusters without
+    /// MutatingAdmissionPolicy. Default: no webhook.
+    #[arg(
+        long,
+        env = "GANTRY_WEBHOOK_LISTEN",
+        value_name = "ADDRESS:PORT",
+        value_parser = gantry_runtime::listen::address,
+        requires_all = ["webhook_cert", "webhook_key"]
+    )]
+    pub webhook_listen: Option<SocketAddr>,
+
+    /// Certificate chain of the webhook in PEM, its own certificate first. `caBundle` of the MutatingWebhookConfiguration
+    /// has its authority.
+    #[arg(long, env = "GANTRY_WEBHOOK_CERT", value_name = "FILE", requires = "webhook_listen")]
+    pub webhook_cert: Option<PathBuf>,
+
+    /// The private key of that certificate in PEM.
+    #[arg(long, env = "GANTRY_WEBHOOK_KEY", value_name = "FILE", requires = "webhook_listen")]
+    pub webhook_key: Option<PathBuf>,
 }
 
 /// Options of gangs.
@@ -425,6 +454,20 @@ mod tests {
         let command = GangArgs::augment_args(clap::Command::new("extender").no_binary_name(true));
         let matches = command.try_get_matches_from(words).unwrap();
         clap::FromArgMatches::from_arg_matches(&matches).unwrap()
+    }
+
+    #[test]
+    fn webhook_options_need_one_another() {
+        let parse = |words: &[&str]| {
+            let command = Args::augment_args(clap::Command::new("extender").no_binary_name(true));
+            command.try_get_matches_from(words).map(|_| ())
+        };
+        let (listen, cert, key) = ("--webhook-listen=:9443", "--webhook-cert=c", "--webhook-key=k");
+        parse(&[listen, cert, key]).unwrap();
+        for words in [&[listen][..], &[listen, cert], &[listen, key], &[cert, key], &[cert], &[key]] {
+            let refused = parse(words).unwrap_err().to_string();
+            assert!(refused.contains("--webhook-"), "{words:?}: {refused}");
+        }
     }
 
     #[test]

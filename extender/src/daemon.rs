@@ -13,7 +13,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::answers::http::Answers;
-use crate::args::{Args, LeaseArgs, TlsArgs};
+use crate::args::{Args, LeaseArgs, TlsArgs, WebhookArgs};
 use crate::assigned::Assignments;
 use crate::bind::Binder;
 use crate::index::{Index, Store};
@@ -29,6 +29,7 @@ use crate::slow_members::SlowMemberSettings;
 use crate::tls::Tls;
 use crate::watch::{ApiHealth, Extent, Watches};
 use crate::watched::Watched;
+use crate::webhook::{Assignment, Webhook};
 use crate::writers::Writers;
 use crate::{announce, assigned, gang, lease, tls, watch};
 use gantry_planner::decide::Options;
@@ -41,6 +42,7 @@ pub struct Daemon {
     options: Options,
     watched: Watched,
     tls: Option<Arc<Tls>>,
+    webhook: Option<WebhookSettings>,
     /// A name that no other process has.
     run: String,
     election: Option<lease::Settings>,
@@ -48,13 +50,22 @@ pub struct Daemon {
     slow_members: Option<SlowMemberSettings>,
 }
 
-/// Where what is known is served, to be read only.
+/// What the webhook needs.
+#[derive(Debug)]
+struct WebhookSettings {
+    tls: Arc<Tls>,
+    scheduler: String,
+}
+
+/// Where requests are served that change nothing in the extender.
 #[derive(Debug, Default)]
 pub struct ReadOnlyListeners {
     /// The web page.
     pub page: Option<TcpListener>,
     /// The answers to `gantry explain`.
     pub explain: Option<TcpListener>,
+    /// The mutating admission webhook.
+    pub webhook: Option<TcpListener>,
 }
 
 impl Daemon {
@@ -75,6 +86,7 @@ impl Daemon {
             options: options(&args),
             watched: watched.with_placement(defaults, args.model_cost_order.clone()),
             tls: tls(&args.tls)?,
+            webhook: webhook(&args.webhook, &args.schedulers)?,
             election: election(&args, &run)?,
             remediation: args.remediation_rules.as_deref().map(read_rules).transpose()?,
             slow_members: (!after.is_zero()).then(|| SlowMemberSettings { clocks: Arc::default(), after }),
@@ -94,7 +106,7 @@ impl Daemon {
         read_only: ReadOnlyListeners,
         shutdown: CancellationToken,
     ) -> anyhow::Result<()> {
-        let Self { args, options, watched, tls, run, election, remediation, slow_members } = self;
+        let Self { args, options, watched, tls, webhook, run, election, remediation, slow_members } = self;
         let address = listeners.all.address()?;
         tracing::info!(%address, resources = ?watched.named(), ?options, "gantry extender serves");
         if tls.as_ref().is_none_or(|tls| !tls.wants_clients()) && !address.ip().is_loopback() {
@@ -141,12 +153,13 @@ impl Daemon {
             service: Service {
                 binder: writers.binder.clone(),
                 store: Arc::clone(&store),
-                watched,
+                watched: watched.clone(),
                 metrics: Arc::clone(&writers.metrics),
             },
             health,
             leadership: Arc::clone(&leadership),
-            tls: tls.clone(),
+            tls,
+            webhook_tls: webhook.as_ref().map(|webhook| Arc::clone(&webhook.tls)),
             bodies: Bodies::new(usize::try_from(args.body_limit)? * 1024 * 1024),
             stale_after: args.stale_after,
             drain: args.bind_timeout,
@@ -186,9 +199,15 @@ impl Daemon {
             let standing = lease::run(client.clone(), settings, Arc::clone(&leadership), release.clone());
             tasks.spawn(standing);
         }
-        if let Some(tls) = tls {
-            let shutdown = shutdown.clone();
+        for tls in [&server.tls, &server.webhook_tls].into_iter().flatten() {
+            let (tls, shutdown) = (Arc::clone(tls), shutdown.clone());
             tasks.spawn(async move { tls.follow(shutdown).await });
+        }
+        if let Some((listener, WebhookSettings { tls, scheduler })) = read_only.webhook.zip(webhook) {
+            tracing::info!(address = %listener.local_addr()?, scheduler, "the webhook is served");
+            let assignment = Assignment { watched, scheduler };
+            let webhook = Webhook { assignment, tls, metrics: Arc::clone(&writers.metrics) };
+            tasks.spawn(webhook.run(listener, shutdown.clone()));
         }
         look_around(&mut tasks, &client, &store, &shutdown);
         // Until the last bind is answered.
@@ -257,12 +276,36 @@ fn tls(args: &TlsArgs) -> anyhow::Result<Option<Arc<Tls>>> {
         return Ok(None);
     };
     let files = tls::Files {
+        options: tls::FileOptions::VERBS,
         cert: cert.clone(),
         key: key.clone(),
         client_ca: args.client_ca.clone(),
         client_name: args.client_name.clone(),
     };
     Ok(Some(Arc::new(Tls::load(files)?)))
+}
+
+/// What the webhook needs, if it is served.
+fn webhook(args: &WebhookArgs, schedulers: &[String]) -> anyhow::Result<Option<WebhookSettings>> {
+    let WebhookArgs { webhook_listen: Some(_), webhook_cert: Some(cert), webhook_key: Some(key) } = args
+    else {
+        return Ok(None);
+    };
+    let scheduler = schedulers.iter().find(|name| *name != names::DEFAULT_SCHEDULER);
+    let scheduler = scheduler.with_context(|| {
+        format!(
+            "--webhook-listen: the webhook sets schedulerName of pods, so --scheduler-name must have a name other than {}",
+            names::DEFAULT_SCHEDULER
+        )
+    })?;
+    let files = tls::Files {
+        options: tls::FileOptions::WEBHOOK,
+        cert: cert.clone(),
+        key: key.clone(),
+        client_ca: None,
+        client_name: String::new(),
+    };
+    Ok(Some(WebhookSettings { tls: Arc::new(Tls::load(files)?), scheduler: scheduler.clone() }))
 }
 
 /// A name that no other process has, be it started on the same machine in the same moment: two that share one would
@@ -350,6 +393,24 @@ mod tests {
     fn processes_that_start_in_one_moment_have_names_of_their_own() {
         let names: std::collections::HashSet<String> = (0..1000).map(|_| run_id()).collect();
         assert_eq!(names.len(), 1000);
+    }
+
+    #[test]
+    fn webhook_needs_a_scheduler_of_its_own() {
+        let authority = crate::tls::tests::Authority::new();
+        authority.issue("webhook");
+        let args = |listen: Option<&str>| WebhookArgs {
+            webhook_listen: listen.map(|address| address.parse().unwrap()),
+            webhook_cert: Some(authority.path("webhook.crt")),
+            webhook_key: Some(authority.path("webhook.key")),
+        };
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let settings = webhook(&args(Some("[::]:9443")), &names(&["default-scheduler", "gantry", "b"]));
+        assert_eq!(settings.unwrap().unwrap().scheduler, "gantry");
+        let refused = webhook(&args(Some("[::]:9443")), &names(&["default-scheduler"])).unwrap_err();
+        let expected = "--webhook-listen: the webhook sets schedulerName of pods, so --scheduler-name must have a name other than default-scheduler";
+        assert_eq!(refused.to_string(), expected);
+        assert!(webhook(&args(None), &names(&["default-scheduler"])).unwrap().is_none());
     }
 
     #[tokio::test]

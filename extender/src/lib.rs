@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Decisions are made in `gantry-planner`. Pure here: `watched`, `ledger`, `wire`. State without I/O: `index`. I/O:
-//! `watch`, `bind`, `explain`, `assigned`, `activate`, `server`, `page`, `answers`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`,
-//! `remediation`, whose decisions are pure.
+//! `watch`, `bind`, `explain`, `assigned`, `activate`, `server`, `page`, `answers`, `webhook`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`,
+//! `remediation`. The decisions of `remediation` and `webhook` are pure.
 #![forbid(unsafe_code)]
 
 pub(crate) mod activate;
@@ -49,6 +49,7 @@ pub(crate) mod slow_members;
 pub(crate) mod tls;
 pub mod watch;
 pub mod watched;
+pub(crate) mod webhook;
 pub mod wire;
 pub(crate) mod writers;
 
@@ -75,11 +76,15 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let kubeconfig = args.kubeconfig.clone();
     let (all, metrics) = (args.listen, args.metrics_listen);
     let (page, explain) = (args.page_listen, args.explain_listen);
+    let webhook = args.webhook.webhook_listen;
     let daemon = Daemon::new(args)?;
     let client = gantry_runtime::connect(kubeconfig.as_deref(), SILENCE).await?;
     let listeners = Listeners { all: listen(all)?, metrics: metrics.map(listen).transpose()? };
-    let read_only =
-        ReadOnlyListeners { page: page.map(listen).transpose()?, explain: explain.map(listen).transpose()? };
+    let read_only = ReadOnlyListeners {
+        page: page.map(listen).transpose()?,
+        explain: explain.map(listen).transpose()?,
+        webhook: webhook.map(listen).transpose()?,
+    };
     daemon.run(client, listeners, read_only, shutdown).await
 }
 

@@ -328,6 +328,8 @@ pub struct Metrics {
     refusals: Counter,
     /// Questions of `gantry explain`, by status.
     pub explain_requests: Family<ExplainRequest, Counter>,
+    /// Requests of the webhook, by outcome.
+    pub webhook_reviews: Family<Outcome, Counter>,
     /// Requests of the web page, by status.
     pub page_requests: Family<PageRequest, Counter>,
     /// Streams of the web page that are open.
@@ -395,6 +397,7 @@ impl Metrics {
             object_limit: Gauge::default(),
             refusals: Counter::default(),
             explain_requests: Family::default(),
+            webhook_reviews: Family::default(),
             page_requests: Family::default(),
             page_streams: Gauge::default(),
             page_refreshes: Histogram::new(PLANS),
@@ -503,6 +506,11 @@ impl Metrics {
             "explain_requests",
             "Questions of gantry explain by HTTP status",
             metrics.explain_requests.clone(),
+        );
+        registry.register(
+            "webhook_reviews",
+            "Requests of the mutating admission webhook by outcome",
+            metrics.webhook_reviews.clone(),
         );
         registry.register(
             "page_requests",

@@ -21,6 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::index::Undecided;
@@ -47,7 +48,7 @@ const HTTP1_BUFFER: usize = 64 * 1024;
 /// Time a client may take for the TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Connections whose client is not known yet. One more closes the oldest.
-const HANDSHAKES: usize = 256;
+pub(crate) const HANDSHAKES: usize = 256;
 /// Connections of clients that may not call the verbs: probes and unknown programs.
 const STRANGERS: usize = 64;
 /// How long such a connection may last; a probe takes a moment.
@@ -75,6 +76,8 @@ pub struct Server {
     pub leadership: Arc<Leadership>,
     /// TLS; without it, plain HTTP/1.1.
     pub tls: Option<Arc<Tls>>,
+    /// TLS of the webhook; the expiry of its certificate is a metric.
+    pub webhook_tls: Option<Arc<Tls>>,
     /// The bodies of requests.
     pub bodies: Bodies,
     /// Without a response of the API server for so long, the extender is not ready.
@@ -91,7 +94,7 @@ pub struct Bodies {
 
 /// Why a body is not read.
 #[derive(Debug, thiserror::Error)]
-enum BodyError {
+pub(crate) enum BodyError {
     #[error("body of more than {0} bytes; set nodeCacheCapable: true, or raise --body-limit")]
     TooLarge(usize),
     #[error("body cannot be read: {0}")]
@@ -122,7 +125,10 @@ impl Bodies {
     }
 
     /// The body of a request, with the permit for its bytes.
-    async fn read(&self, request: Request) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), BodyError> {
+    pub(crate) async fn read(
+        &self,
+        request: Request,
+    ) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), BodyError> {
         let announced = request
             .headers()
             .get(header::CONTENT_LENGTH)
@@ -178,7 +184,7 @@ pub struct Listeners<L = TcpListener> {
 
 /// Why a connection was ended early.
 #[derive(Debug, thiserror::Error)]
-enum Ended {
+pub(crate) enum Ended {
     #[error("another connection takes its place")]
     Displaced,
     #[error("a client that may not call the verbs may stay no longer")]
@@ -254,11 +260,7 @@ impl Server {
             let serving = watcher.watch(http1().serve_connection(TokioIo::new(stream), service));
             return until_displaced(&open, async { Ok(serving.await?) }).await;
         };
-        let handshake = clients.handshakes.open();
-        let accepted = TlsAcceptor::from(tls.config()).accept(stream);
-        let accepted = async { Ok(tokio::time::timeout(HANDSHAKE, accepted).await??) };
-        let stream = until_displaced(&handshake, accepted).await?;
-        drop(handshake);
+        let stream = handshake(tls, stream, &clients.handshakes).await?;
         let (_, session) = stream.get_ref();
         let is_http2 = session.alpn_protocol() == Some(b"h2");
         let certificate = session.peer_certificates().and_then(|chain| chain.first());
@@ -394,7 +396,7 @@ impl Server {
         for took in store.take_plan_times() {
             metrics.plans.observe(took.as_secs_f64());
         }
-        if let Some(tls) = &self.tls {
+        for tls in [&self.tls, &self.webhook_tls].into_iter().flatten() {
             metrics.certificates(&tls.expiries());
         }
         let leads = self.leadership.leads();
@@ -407,8 +409,20 @@ fn forbidden(why: &str) -> Response {
     text(StatusCode::FORBIDDEN, why)
 }
 
+/// The TLS handshake of a connection, which is one of `handshakes` until it ends.
+pub(crate) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
+    tls: &Tls,
+    stream: S,
+    handshakes: &Connections,
+) -> Result<TlsStream<S>, Ended> {
+    let open = handshakes.open();
+    let accepted = TlsAcceptor::from(tls.config()).accept(stream);
+    let accepted = async { Ok(tokio::time::timeout(HANDSHAKE, accepted).await??) };
+    until_displaced(&open, accepted).await
+}
+
 /// Serves until another connection takes the place of this one.
-async fn until_displaced<T>(
+pub(crate) async fn until_displaced<T>(
     open: &OpenConnection,
     serving: impl Future<Output = Result<T, Ended>>,
 ) -> Result<T, Ended> {
@@ -418,20 +432,20 @@ async fn until_displaced<T>(
     }
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
+pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     let form = headers.get(header::CONTENT_TYPE).and_then(|form| form.to_str().ok());
     let form = form.and_then(|form| form.split(';').next());
     form.is_some_and(|form| form.trim().eq_ignore_ascii_case("application/json"))
 }
 
-fn http1() -> http1::Builder {
+pub(crate) fn http1() -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(HTTP1_BUFFER);
     http
 }
 
 /// A scheduler, which `is_known`, has as many calls open as a gang has members.
-fn http2(is_known: bool) -> http2::Builder<TokioExecutor> {
+pub(crate) fn http2(is_known: bool) -> http2::Builder<TokioExecutor> {
     let mut http = http2::Builder::new(TokioExecutor::new());
     http.timer(TokioTimer::new()).keep_alive_interval(PING).keep_alive_timeout(PING);
     if is_known {
@@ -445,4 +459,4 @@ fn http2(is_known: bool) -> http2::Builder<TokioExecutor> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,5 +1,5 @@
-//! TLS for kube-scheduler's calls: certificate, key and client authority from files, which are read again when they change. At the start an
-//! error names file and reason; later a bad file is ignored and the last good one stays in effect.
+//! TLS for the calls of kube-scheduler, and for those of the API server: certificate, key and client authority from files, which are read
+//! again when they change. At the start an error names file and reason; later a bad file is ignored and the last good one stays in effect.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,9 +18,27 @@ const LOOK: Duration = Duration::from_secs(5);
 /// Largest file read: a chain of certificates is a few KiB.
 const LARGEST: u64 = 1024 * 1024;
 
+/// The options that name the files of a server, for messages and metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileOptions {
+    /// Names the certificate chain.
+    pub cert: &'static str,
+    /// Names the private key.
+    pub key: &'static str,
+}
+
+impl FileOptions {
+    /// Of the listener for kube-scheduler.
+    pub const VERBS: Self = Self { cert: "--tls-cert", key: "--tls-key" };
+    /// Of the webhook.
+    pub const WEBHOOK: Self = Self { cert: "--webhook-cert", key: "--webhook-key" };
+}
+
 /// Paths of certificate, key and client authority.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
+    /// The options that name certificate and key.
+    pub options: FileOptions,
     /// Certificate chain, the server's own first.
     pub cert: PathBuf,
     /// Its private key.
@@ -73,8 +91,10 @@ pub enum TlsError {
         words: String,
     },
     /// Certificate and key do not belong together.
-    #[error("--tls-cert {cert} and --tls-key {key} do not belong together: {error}")]
+    #[error("{} {cert} and {} {key} do not belong together: {error}", .options.cert, .options.key)]
     Pair {
+        /// The options that name them.
+        options: FileOptions,
         /// The certificate.
         cert: PathBuf,
         /// The key.
@@ -113,8 +133,9 @@ struct Read {
 
 impl Read {
     /// When the certificates expire, of each file the first.
-    fn expiries(&self) -> Vec<Expiry> {
-        let files = [("tls-cert", Some(&self.cert)), ("client-ca", self.client_ca.as_ref())];
+    fn expiries(&self, options: FileOptions) -> Vec<Expiry> {
+        let cert = options.cert.trim_start_matches('-');
+        let files = [(cert, Some(&self.cert)), ("client-ca", self.client_ca.as_ref())];
         let expiry = |(option, bytes): (&'static str, Option<&Vec<u8>>)| {
             let certificates = CertificateDer::pem_slice_iter(bytes?).flatten();
             let ends = certificates.filter_map(|certificate| {
@@ -142,7 +163,7 @@ impl Tls {
     pub fn load(files: Files) -> Result<Self, TlsError> {
         let first = files.read()?;
         let config = files.config(&first)?;
-        let expiries = ArcSwap::from_pointee(first.expiries());
+        let expiries = ArcSwap::from_pointee(first.expiries(files.options));
         Ok(Self { files, now: ArcSwap::from_pointee(config), expiries, first })
     }
 
@@ -190,7 +211,7 @@ impl Tls {
                 Ok(read) => match self.files.config(&read) {
                     Ok(config) => {
                         self.now.store(Arc::new(config));
-                        self.expiries.store(Arc::new(read.expiries()));
+                        self.expiries.store(Arc::new(read.expiries(self.files.options)));
                         tracing::info!(cert = %self.files.cert.display(), "new TLS files are in effect");
                         known = read;
                         logged.clear();
@@ -215,16 +236,17 @@ fn log_once(error: &TlsError, logged: &mut String) {
 impl Files {
     fn read(&self) -> Result<Read, TlsError> {
         Ok(Read {
-            cert: read("--tls-cert", &self.cert)?,
-            key: read("--tls-key", &self.key)?,
+            cert: read(self.options.cert, &self.cert)?,
+            key: read(self.options.key, &self.key)?,
             client_ca: self.client_ca.as_deref().map(|path| read("--client-ca", path)).transpose()?,
         })
     }
 
     fn config(&self, read: &Read) -> Result<ServerConfig, TlsError> {
-        let chain = certificates("--tls-cert", &self.cert, &read.cert)?;
-        let key = PrivateKeyDer::from_pem_slice(&read.key)
-            .map_err(|error| content("--tls-key", &self.key, format!("no private key in PEM: {error}")))?;
+        let chain = certificates(self.options.cert, &self.cert, &read.cert)?;
+        let key = PrivateKeyDer::from_pem_slice(&read.key).map_err(|error| {
+            content(self.options.key, &self.key, format!("no private key in PEM: {error}"))
+        })?;
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -252,7 +274,7 @@ impl Files {
     }
 
     fn pair(&self, error: rustls::Error) -> TlsError {
-        TlsError::Pair { cert: self.cert.clone(), key: self.key.clone(), error }
+        TlsError::Pair { options: self.options, cert: self.cert.clone(), key: self.key.clone(), error }
     }
 }
 
@@ -345,6 +367,7 @@ pub(crate) mod tests {
 
         pub(crate) fn files(&self, name: &str) -> Files {
             Files {
+                options: FileOptions::VERBS,
                 cert: self.path(&format!("{name}.crt")),
                 key: self.path(&format!("{name}.key")),
                 client_ca: Some(self.path("ca.crt")),
@@ -373,6 +396,9 @@ pub(crate) mod tests {
         let expected =
             [Expiry { option: "tls-cert", at: server }, Expiry { option: "client-ca", at: 1_924_992_000 }];
         assert_eq!(*tls.expiries(), expected);
+        let webhook = Files { options: FileOptions::WEBHOOK, client_ca: None, ..authority.files("server") };
+        let expected = [Expiry { option: "webhook-cert", at: server }];
+        assert_eq!(*Tls::load(webhook).unwrap().expiries(), expected);
     }
 
     #[test]
@@ -405,6 +431,14 @@ pub(crate) mod tests {
         assert_eq!(
             wrong(|files, all| files.client_ca = Some(all.path("a.key"))),
             "--client-ca F/a.key: no certificate in PEM"
+        );
+        let webhook = |files: &mut Files, all: &Authority| {
+            files.options = FileOptions::WEBHOOK;
+            files.key = all.path("b.key");
+        };
+        assert!(
+            wrong(webhook)
+                .starts_with("--webhook-cert F/a.crt and --webhook-key F/b.key do not belong together")
         );
     }
 

@@ -46,6 +46,7 @@ async fn start_as(cluster: &Cluster, leadership: Leadership, tls: Option<Tls>) -
         health: Arc::clone(&health),
         leadership: Arc::new(leadership),
         tls: tls.map(Arc::new),
+        webhook_tls: None,
         bodies: Bodies::new(4096),
         stale_after: Duration::from_secs(15),
         drain: Duration::from_secs(5),
@@ -379,7 +380,7 @@ async fn http2_calls_end_one_by_one_or_with_the_connection() {
     }
 }
 
-async fn connect_tls(
+pub(crate) async fn connect_tls(
     address: std::net::SocketAddr,
     authority: &crate::tls::tests::Authority,
     client: Option<&str>,
