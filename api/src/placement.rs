@@ -81,6 +81,8 @@ pub enum Loss {
         /// GB/s on the chosen node.
         chosen_gbs: f64,
     },
+    /// The pod's GPUs would be as fast, over a farther link.
+    Link,
     /// Its free GPUs would lose more of their worth to later pods.
     Stranded,
     /// More of its GPUs would stay free: pods are packed.
@@ -175,6 +177,7 @@ impl fmt::Display for Loss {
             Self::Preference => write!(f, "meets less of what the pod prefers"),
             Self::Cost => write!(f, "costs more, and the pod asks for economy"),
             Self::Bandwidth { gbs, chosen_gbs } => write!(f, "{gbs} instead of {chosen_gbs} GB/s"),
+            Self::Link => write!(f, "as fast, over a farther link between its GPUs"),
             Self::Stranded => write!(f, "would break up more of its free GPUs"),
             Self::Emptier => write!(f, "has more free GPUs, and pods are packed"),
             Self::Fuller => write!(f, "has fewer free GPUs, and pods are spread"),
@@ -200,6 +203,7 @@ mod tests {
             Loss::Preference,
             Loss::Cost,
             Loss::Bandwidth { gbs: 48.0, chosen_gbs: 80.0 },
+            Loss::Link,
             Loss::Stranded,
             Loss::Emptier,
             Loss::Fuller,

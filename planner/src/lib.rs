@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! devices, kind, shape, site   a set of devices, the machine it lies on, what it is worth
-//! placement, numa              the terms of pods and of kubelet for a set of devices
+//! placement, numa, quality     the terms of pods and of kubelet for a set of devices, and how good it is for a pod
 //! request, layout              what a pod asks for, and its devices on one machine
 //! inventory, snapshot          what a node has; the cluster as classes of alike nodes
 //! decide                       filter and prioritize for one pod
@@ -26,6 +26,7 @@ pub mod numa;
 pub mod placement;
 pub mod plan;
 pub mod preempt;
+pub mod quality;
 pub mod request;
 pub mod shape;
 pub mod site;

@@ -166,6 +166,11 @@ impl PlacementRequest {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+
+    /// Whether some devices that meet it are preferred to others, other than by their links.
+    pub fn has_preferences(&self) -> bool {
+        self.economy || self.preferred.are_of_links() || self.required.models.len() > 1
+    }
 }
 
 /// What one pod's annotations, or one set of defaults, say.

@@ -4,16 +4,18 @@
 //! # Objectives, in order
 //!
 //! 1. As many members as fit, never below the minimum. A preferred level that holds the minimum goes before the others.
-//! 2. The **narrowest** scope of the fabric: one node, one domain of the smallest level, and so on up.
-//! 3. **Bandwidth** of the worst-off member inside its node.
-//! 4. The same **rails** (NIC indices) on every node, see [`rails`].
-//! 5. The **fewest domains** of the levels below (racks of a zone).
-//! 6. The **least left over**: of the domains that hold the members the one with room for the fewest more, and within
+//! 2. What the worst-off member has of what the pods **prefer of devices**: the model, the link and the bandwidth, the
+//!    cost.
+//! 3. The **narrowest** scope of the fabric: one node, one domain of the smallest level, and so on up.
+//! 4. **Bandwidth** of the worst-off member inside its node, then its links.
+//! 5. The same **rails** (NIC indices) on every node, see [`rails`].
+//! 6. The **fewest domains** of the levels below (racks of a zone).
+//! 7. The **least left over**: of the domains that hold the members the one with room for the fewest more, and within
 //!    it, at each level down to the nodes, the fewest parts with the least left over. What is left over should be on
 //!    nodes that are in use already; a member on one node goes where its rack is. In the smallest domains chosen this
 //!    way members are as **level** as no more nodes allow, in whole slices if there are any: 16 and 16, not 18 and 14.
-//! 7. What the pods **prefer** (affinity, taints), then the fewest free devices.
-//! 8. The **names**: equal input gives equal decisions.
+//! 8. What the pods **prefer of nodes** (affinity, taints), then the fewest free devices.
+//! 9. The **names**: equal input gives equal decisions.
 //!
 //! Ranks follow the tree. Devices that no single pod is about to get are tried first, then all free ones.
 
@@ -35,7 +37,6 @@ mod spares;
 mod split;
 mod survey;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ use gantry_gang::DomainIx;
 use gantry_gang::protocol::{Devices, Placement, PlanRequest, Refusal, Reservation};
 use gantry_gang::terms::Rails;
 
-use self::choose::{Chooser, Chosen};
+use self::choose::{Chooser, Chosen, Rank};
 use self::demand::{Asked, Demand};
 use self::diagnosis::Views;
 use self::fill::{Anchors, Run, counts};
@@ -215,8 +216,8 @@ fn attempt(
 #[derive(Debug, Clone)]
 struct Planned {
     placement: Placement,
-    /// Members without a reservation, then the width of the scope. Smaller is better.
-    rank: (Reverse<u32>, usize),
+    /// Without the step of quality, which [`Self::slowest`] replaces.
+    rank: Rank,
     /// The bandwidth of the slowest member within its node, MB/s.
     slowest: u64,
     /// The nodes of all members, also of those that have a reservation.
@@ -245,7 +246,7 @@ fn on_any_rails(
                 let placement = placement(&survey, &anchors, demand, &chosen.runs, assigned.devices);
                 return Some(Planned {
                     placement: Placement { compared: chosen.compared.map(Arc::new), ..placement },
-                    rank: (chosen.rank.0, chosen.rank.1),
+                    rank: Rank { tier: 0, ..chosen.rank },
                     slowest: assigned.slowest,
                     nodes,
                     rails,
@@ -283,7 +284,7 @@ fn choose_by(
         false => anyhow(),
     };
     for nodes in survey.values(rule, demand) {
-        if best.as_ref().is_some_and(|best| best.rank == (Reverse(demand.most), 0, 0)) {
+        if best.as_ref().is_some_and(|best| best.rank == Rank::best(demand.most)) {
             break;
         }
         let chosen = choose(&survey.kept_to(rule, &nodes), anchors, demand, bounds);

@@ -84,8 +84,14 @@ pub enum DomainLoss {
     Devices,
     /// Members fit by number; a rule among them, or the mix of shapes, leaves no packing that was found.
     Rules,
+    /// Its GPUs are of a model that the pods list later.
+    Model,
+    /// It costs more, and the pods ask for economy.
+    Cost,
     /// Lower bandwidth of the slowest member within its node, MB/s.
     Bandwidth,
+    /// As fast within the nodes, over a farther link.
+    Link,
     /// The gang would be in more domains of a lower level.
     Parts,
     /// It has room for more members beyond the gang.
@@ -96,7 +102,7 @@ pub enum DomainLoss {
     Nodes,
     /// The largest share of one node would be larger.
     Uneven,
-    /// The pods prefer it less.
+    /// It has less of what the pods prefer of nodes or of links.
     Preference,
     /// Its free devices would lose more of their worth to later pods.
     Stranded,
@@ -226,6 +232,9 @@ impl fmt::Display for ComparedDomain {
             DomainLoss::Rules => {
                 write!(f, "rules among the members or their mix leave no packing that was found")
             }
+            DomainLoss::Model => write!(f, "the pods list its model later"),
+            DomainLoss::Cost => write!(f, "costs more, and the pods ask for economy"),
+            DomainLoss::Link => write!(f, "as fast within the nodes, over farther links"),
             DomainLoss::Bandwidth if self.value.is_none() => write!(f, "lower bandwidth within the nodes"),
             DomainLoss::Bandwidth => {
                 #[expect(clippy::cast_precision_loss, reason = "bandwidths are far below 2^52 MB/s")]
@@ -361,7 +370,10 @@ pub(super) mod tests {
             DomainLoss::Members,
             DomainLoss::Devices,
             DomainLoss::Rules,
+            DomainLoss::Model,
+            DomainLoss::Cost,
             DomainLoss::Bandwidth,
+            DomainLoss::Link,
             DomainLoss::Parts,
             DomainLoss::LeftOver,
             DomainLoss::FreeDevices,

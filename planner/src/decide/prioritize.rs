@@ -1,18 +1,14 @@
 //! Which of the nodes that passed is best. One winner, because kube-scheduler breaks ties at random and its scale of 0
 //! to 10 is too coarse.
 
-use std::cmp::Reverse;
-
-use gantry_api::Placement;
-use gantry_api::placement::{Compared, Loss, Other};
-use gantry_topology::LinkClass;
-
 use super::{Candidates, Options, Policy};
 use crate::devices::DeviceSet;
 use crate::layout::Layout;
-use crate::placement::SetTerms;
+use crate::quality::{Gathered, Preferences, Quality};
 use crate::request::Request;
 use crate::snapshot::{Class, NodeIx, ScoreKey, Snapshot, Standing};
+use gantry_api::Placement;
+use gantry_api::placement::{Compared, Loss, Other};
 
 /// The best node.
 #[derive(Debug, Clone, PartialEq)]
@@ -186,12 +182,13 @@ fn question(class: &Class, request: &Request, policy: Policy) -> Option<ScoreKey
 // 6. **Bandwidth** of the worst-off container with two GPUs or more. The job runs at it for its whole life, and no
 //    packing gives it back. In replays of saturated nodes, stranding before bandwidth is worse on every machine.
 //    Single GPUs exchange nothing.
-// 7. **Stranded**: how much of what the node's free GPUs are good for is lost. A loose GPU goes before half of a pair,
+// 7. The **link** of that container, where the bandwidth is equal: PCIe switches before a host bridge, that before sockets.
+// 8. **Stranded**: how much of what the node's free GPUs are good for is lost. A loose GPU goes before half of a pair,
 //    a broken machine before a whole one. Each machine is measured against itself, so that large and small ones
 //    compare.
-// 8. **Pack**: fewest free GPUs afterwards. Under **spread**, most free GPUs afterwards, and that before 7: nearly
+// 9. **Pack**: fewest free GPUs afterwards. Under **spread**, most free GPUs afterwards, and that before 8: nearly
 //    every choice strands something, so behind it the policy would have no effect.
-// 9. The **name** of the node (outside this key): equal input gives equal decisions.
+// 10. The **name** of the node (outside this key): equal input gives equal decisions.
 //
 // Bandwidth and loss are compared as whole MB/s and billionths, so that floating-point noise decides nothing.
 
@@ -199,11 +196,7 @@ fn question(class: &Class, request: &Request, policy: Policy) -> Option<ScoreKey
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Score {
     clear_of_holds: bool,
-    /// The place of the GPUs' model in the pod's list; the worst of several.
-    model: Reverse<usize>,
-    preferences: u8,
-    cost: Reverse<u64>,
-    megabytes_per_second: u64,
+    quality: Quality,
     then: i64,
     last: i64,
 }
@@ -211,7 +204,7 @@ pub struct Score {
 impl Score {
     /// Bandwidth of the worst-off container, MB/s; 0 where nothing is exchanged.
     pub fn megabytes_per_second(&self) -> u64 {
-        self.megabytes_per_second
+        self.quality.megabytes_per_second
     }
 
     /// Why a node of this score was not chosen over one of score `best`: the first part of the key that differs.
@@ -220,19 +213,23 @@ impl Score {
             Policy::Pack => (Loss::Stranded, Loss::Emptier),
             Policy::Spread => (Loss::Fuller, Loss::Stranded),
         };
+        let (own, chosen) = (self.quality, best.quality);
+        let Preferences { model, met, cost } = own.preferences;
         if self.clear_of_holds != best.clear_of_holds {
             Loss::Reserved
-        } else if self.model != best.model {
+        } else if model != chosen.preferences.model {
             Loss::Model
-        } else if self.preferences != best.preferences {
+        } else if met != chosen.preferences.met {
             Loss::Preference
-        } else if self.cost != best.cost {
+        } else if cost != chosen.preferences.cost {
             Loss::Cost
-        } else if self.megabytes_per_second != best.megabytes_per_second {
+        } else if own.megabytes_per_second != chosen.megabytes_per_second {
             Loss::Bandwidth {
-                gbs: gbs(self.megabytes_per_second),
-                chosen_gbs: gbs(best.megabytes_per_second),
+                gbs: gbs(own.megabytes_per_second),
+                chosen_gbs: gbs(chosen.megabytes_per_second),
             }
+        } else if own.link != chosen.link {
+            Loss::Link
         } else if self.then != best.then {
             then
         } else if self.last != best.last {
@@ -251,20 +248,10 @@ pub fn score(
     own: &[DeviceSet],
     policy: Policy,
 ) -> Option<(Score, Vec<Layout>)> {
-    let placement = &request.placement;
-    let mut total = Score {
-        clear_of_holds: true,
-        model: Reverse(0),
-        preferences: 0,
-        cost: Reverse(if placement.economy { class.cost } else { 0 }),
-        megabytes_per_second: 0,
-        then: 0,
-        last: 0,
-    };
-    let mut link: Option<LinkClass> = None;
+    let mut gathered = Gathered::new(&request.placement);
+    let mut clear_of_holds = true;
     let (mut lost, mut left) = (0, 0);
     let mut layouts = Vec::with_capacity(request.asks.len());
-    let mut least: Option<f64> = None;
     for ask in &request.asks {
         let (index, pool) = class.pool(ask.resource.as_str())?;
         let cut = class.cut_beside(index);
@@ -276,37 +263,20 @@ pub fn score(
         let (from, layout) = match Layout::best(site, &open, ask) {
             Some(layout) => (&open, layout),
             None => {
-                total.clear_of_holds = false;
+                clear_of_holds = false;
                 (&pool.free, Layout::best(site, &pool.free, ask)?)
             }
         };
-        if let Some(gbs) = layout.gbs {
-            least = Some(least.map_or(gbs, |least| least.min(gbs)));
-        }
-        if let Some(class) = layout.class {
-            link = Some(link.map_or(class, |least| least.min(class)));
-        }
-        let place = |device| {
-            let models = placement.required.models.iter();
-            models.take_while(|model| !site.is_of_model(device, model)).count()
-        };
-        total.model = total.model.min(Reverse(layout.devices.iter().map(place).max().unwrap_or(0)));
+        gathered.add(site, &layout);
         lost += billionths(site.stranded(from, &layout.devices));
         left += i64::try_from(from.len().saturating_sub(layout.devices.len())).unwrap_or(i64::MAX);
         layouts.push(layout);
     }
-    total.megabytes_per_second = least.map_or(0, megabytes);
-    let (class, gbs) = (link.unwrap_or(LinkClass::NvLink), least.unwrap_or(f64::INFINITY));
-    let preferred = &placement.preferred;
-    let of_link = SetTerms { link: preferred.link, ..SetTerms::default() };
-    let of_bandwidth = SetTerms { gbs: preferred.gbs, ..SetTerms::default() };
-    total.preferences = [of_link, of_bandwidth].iter().map(|terms| u8::from(terms.are_met(class, gbs))).sum();
-    let policy = placement.policy.unwrap_or(policy);
-    (total.then, total.last) = match policy {
+    let (then, last) = match request.placement.policy.unwrap_or(policy) {
         Policy::Pack => (-lost, -left),
         Policy::Spread => (left, -lost),
     };
-    Some((total, layouts))
+    Some((Score { clear_of_holds, quality: gathered.quality(class), then, last }, layouts))
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "losses lie between -1 and 1")]

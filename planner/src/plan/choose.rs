@@ -1,7 +1,7 @@
-//! Chooses how many members go where: the narrowest scope that holds them, at the highest bandwidth inside the nodes,
-//! with the least left over.
+//! Chooses how many members go where: with the most of what they prefer, in the narrowest scope that holds them, at the
+//! highest bandwidth inside the nodes, with the least left over.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 
@@ -25,11 +25,29 @@ const MOST_PACKED: usize = 64;
 const MIXED: usize = 1 << 17;
 const FEWEST_MIXES: usize = 8;
 
-/// The quality of a choice. Smaller is better.
+/// What choices are compared by. Smaller is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    pub(super) members: Reverse<u32>,
+    /// How much is had of what the members prefer, from 0, the most.
+    pub(super) grade: usize,
+    /// Width of the scope, from 0.
+    pub(super) width: usize,
+    /// The step of quality, from the best.
+    pub(super) tier: usize,
+}
+
+impl Rank {
+    /// The best for so many members.
+    pub(super) fn best(members: u32) -> Self {
+        Self { members: Reverse(members), grade: 0, width: 0, tier: 0 }
+    }
+}
+
+/// A choice.
 #[derive(Debug)]
 pub(super) struct Chosen {
-    /// Width of the scope, from 0; then the step of bandwidth, from the fastest.
-    pub(super) rank: (Reverse<u32>, usize, usize),
+    pub(super) rank: Rank,
     pub(super) runs: Vec<Run>,
     /// The domains that it was compared with, if they are to be recorded.
     pub(super) compared: Option<ComparedFabric>,
@@ -62,8 +80,8 @@ pub(super) struct Chooser<'s, 'a> {
     /// Whether the domains that are compared are recorded.
     records: bool,
     loose: Vec<u32>,
-    /// By step of bandwidth: members of each shape that each domain takes.
-    sums: Vec<Vec<u32>>,
+    /// By step of quality: members of each shape that each domain takes, once they are asked for.
+    sums: Vec<OnceCell<Vec<u32>>>,
     /// By class and number of members: what those take from later pods on a node.
     lost: RefCell<HashMap<(u32, u32), i64>>,
 }
@@ -75,7 +93,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
             anchors,
             records: false,
             loose: survey.loose(),
-            sums: (0..survey.tiers()).map(|tier| survey.sums(tier)).collect(),
+            sums: vec![OnceCell::new(); survey.tiers()],
             lost: RefCell::default(),
         }
     }
@@ -125,10 +143,10 @@ impl<'s, 'a> Chooser<'s, 'a> {
         let (packed, counts) = self.several_shapes(demand, &grounds)?;
         let Packed { mut chosen, place } = packed;
         let state = State::of(self.survey);
-        let packing = self.packing(chosen.rank.2, &state);
+        let packing = self.packing(chosen.rank.tier, &state);
         chosen.runs = leveled(packing, place, &counts, chosen.runs);
         if self.records {
-            let (_, width, tier) = chosen.rank;
+            let Rank { width, tier, .. } = chosen.rank;
             let by = By::Shapes(&counts);
             chosen.compared = Some(self.compare(&Choice {
                 scopes: &scopes[..=width],
@@ -191,8 +209,8 @@ impl<'s, 'a> Chooser<'s, 'a> {
             (0..self.survey.tiers()).find_map(|tier| {
                 let state = State::of(self.survey);
                 let packing = self.packing(tier, &state);
-                let runs = by_slices(packing, self.sums.get(tier)?, slices, &members)?;
-                let rank = (Reverse(counts.iter().sum()), width, tier);
+                let runs = by_slices(packing, self.sums(tier)?, slices, &members)?;
+                let rank = self.rank(counts.iter().sum(), width, tier);
                 Some(Chosen { rank, runs, compared: None })
             })
         })
@@ -221,12 +239,22 @@ impl<'s, 'a> Chooser<'s, 'a> {
         most
     }
 
+    fn rank(&self, members: u32, width: usize, tier: usize) -> Rank {
+        Rank { members: Reverse(members), grade: self.survey.grade(tier), width, tier }
+    }
+
+    /// Members of each shape that each domain takes at a step of quality.
+    fn sums(&self, tier: usize) -> Option<&[u32]> {
+        Some(self.sums.get(tier)?.get_or_init(|| self.survey.sums(tier)))
+    }
+
     pub(super) fn takes(&self, place: Place, slot: usize, tier: usize) -> u32 {
         match place {
             Place::Node(node) => self.survey.takes(node, slot, tier),
             Place::Domain(domain) => {
-                let sums = self.sums.get(tier);
-                let sum = sums.and_then(|sums| sums.get(domain.0 as usize * self.survey.shapes.len() + slot));
+                let sum = self
+                    .sums(tier)
+                    .and_then(|sums| sums.get(domain.0 as usize * self.survey.shapes.len() + slot));
                 sum.copied().unwrap_or(0)
             }
         }
@@ -239,9 +267,11 @@ impl<'s, 'a> Chooser<'s, 'a> {
     /// Places so many members of the only shape.
     fn one_shape(&self, scopes: &[Scope], members: u32, slices: Option<Slices>) -> Option<Chosen> {
         let mut fillers: Vec<Option<Filler<'_, 'a>>> = (0..self.survey.tiers()).map(|_| None).collect();
-        for (width, scope) in scopes.iter().enumerate() {
-            let places = places(self.survey, self.anchors, *scope);
-            for (tier, filler) in fillers.iter_mut().enumerate() {
+        let grades = self.survey.grades().iter();
+        for (grade, width) in grades.flat_map(|grade| (0..scopes.len()).map(move |width| (grade, width))) {
+            let places = places(self.survey, self.anchors, scopes[width]);
+            for tier in grade.clone() {
+                let filler = &mut fillers[tier];
                 let mut found: Vec<(u32, u32, DomainIx)> = Vec::new();
                 let mut nodes = Vec::new();
                 for place in &places {
@@ -256,7 +286,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
                         }
                     }
                 }
-                let rank = (Reverse(members), width, tier);
+                let rank = self.rank(members, width, tier);
                 if let Some(node) = self.best_node(&nodes, members) {
                     let runs = vec![Run { node, slot: 0, count: members }];
                     let by = By::OneShape { members, slices, filled: &[] };
@@ -364,8 +394,10 @@ impl<'s, 'a> Chooser<'s, 'a> {
     /// Places so many members of each shape.
     fn shapes(&self, grounds: &[Vec<Place>], counts: &Counts) -> Option<Packed> {
         let asked = self.requested(counts);
-        for (width, places) in grounds.iter().enumerate() {
-            for tier in 0..self.survey.tiers() {
+        let grades = self.survey.grades().iter();
+        for (grade, width) in grades.flat_map(|grade| (0..grounds.len()).map(move |width| (grade, width))) {
+            let places = &grounds[width];
+            for tier in grade.clone() {
                 let fits = |place: &&Place| {
                     (0..counts.len()).all(|slot| self.takes(**place, slot, tier) >= counts[slot])
                         && asked <= self.free(**place)
@@ -389,7 +421,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
                     self.survey.give_up();
                 }
                 if let Some((place, runs)) = packed {
-                    let rank = (Reverse(counts.iter().sum()), width, tier);
+                    let rank = self.rank(counts.iter().sum(), width, tier);
                     let chosen = Chosen { rank, runs, compared: None };
                     return Some(Packed { chosen, place });
                 }

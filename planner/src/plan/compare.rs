@@ -12,6 +12,7 @@ use super::diagnosis::level_name;
 use super::fill::{Filler, Run};
 use super::scope::{Place, Scope, places};
 use super::slices::Slices;
+use crate::quality::Quality;
 use crate::snapshot::NodeIx;
 
 /// What was chosen, and what it was compared by.
@@ -19,7 +20,7 @@ pub(super) struct Choice<'c> {
     /// The scopes that were tried, the narrowest first; a place of the last one was chosen.
     pub(super) scopes: &'c [Scope],
     pub(super) place: Place,
-    /// The step of bandwidth.
+    /// The step of quality.
     pub(super) tier: usize,
     pub(super) runs: &'c [Run],
     pub(super) by: By<'c>,
@@ -33,6 +34,16 @@ pub(super) enum By<'c> {
     Shapes(&'c Counts),
 }
 
+impl By<'_> {
+    /// Members of a shape.
+    fn members_of(&self, slot: usize) -> u32 {
+        match self {
+            Self::OneShape { members, .. } => *members,
+            Self::Shapes(counts) => counts.get(slot).copied().unwrap_or(0),
+        }
+    }
+}
+
 /// Why a place lost, before its values are worked out.
 #[derive(Debug, Clone, Copy)]
 enum Why {
@@ -44,6 +55,10 @@ enum Why {
     },
     Rules,
     Slower {
+        slot: usize,
+    },
+    /// Members would have less of what they prefer.
+    Preferred {
         slot: usize,
     },
     /// One of the domains that were filled.
@@ -63,19 +78,22 @@ struct Loser {
 }
 
 /// Places that are as good as the chosen one by bandwidth and were looked at closely; the same that were not; slower
-/// ones; those that hold the members by number only; those that are too small.
+/// ones; those with less of what members prefer; those that hold the members by number only; those that are too small.
 const CLOSE: u8 = 0;
 const FAR: u8 = 1;
 const SLOWER: u8 = 2;
-const RULES: u8 = 3;
-const SMALL: u8 = 4;
+const PREFERRED: u8 = 3;
+const RULES: u8 = 4;
+const SMALL: u8 = 5;
 
 /// Counts members that places take in whole slices.
 struct Sliced<'s, 'a> {
     slices: Slices,
     lowest: Filler<'s, 'a>,
-    /// At the step of bandwidth of the choice.
+    /// At the step of quality of the choice.
     tier: Filler<'s, 'a>,
+    /// At the last step at which as much is had of what members prefer.
+    floor: Filler<'s, 'a>,
 }
 
 fn number(value: impl TryInto<i64>) -> i64 {
@@ -95,6 +113,7 @@ impl<'a> Chooser<'_, 'a> {
                 slices,
                 lowest: self.filler(self.survey.lowest_tier()),
                 tier: self.filler(choice.tier),
+                floor: self.filler(self.floor(choice.tier)),
             }),
             _ => None,
         };
@@ -173,7 +192,11 @@ impl<'a> Chooser<'_, 'a> {
         let lowest = self.survey.lowest_tier();
         let takes = |tier: usize| match (sliced, place) {
             (Some(sliced), Place::Domain(domain)) => {
-                let filler = if tier == lowest { &sliced.lowest } else { &sliced.tier };
+                let filler = match tier {
+                    _ if tier == lowest => &sliced.lowest,
+                    _ if tier == choice.tier => &sliced.tier,
+                    _ => &sliced.floor,
+                };
                 filler.takes_sliced(domain, sliced.slices, members)
             }
             _ => self.takes(place, 0, tier),
@@ -181,6 +204,9 @@ impl<'a> Chooser<'_, 'a> {
         let fits = takes(lowest);
         if fits < members {
             return ((SMALL, -number(fits), 0, 0), Why::TooFew { fits });
+        }
+        if takes(self.floor(choice.tier)) < members {
+            return ((PREFERRED, -number(self.slowest(place, 0, members)), 0, 0), Why::Preferred { slot: 0 });
         }
         if !is_level {
             return ((RULES, 0, 0, 0), Why::Rules);
@@ -227,6 +253,11 @@ impl<'a> Chooser<'_, 'a> {
         if requested > self.free(place) {
             return ((SMALL, -number(counts.iter().sum::<u32>()), 0, 0), Why::Devices { requested });
         }
+        let floor = self.floor(choice.tier);
+        if let Some(slot) = slots.clone().find(|slot| self.takes(place, *slot, floor) < counts[*slot]) {
+            let slowest = number(self.slowest(place, slot, counts[slot]));
+            return ((PREFERRED, -slowest, 0, 0), Why::Preferred { slot });
+        }
         if !is_level {
             return ((RULES, 0, 0, 0), Why::Rules);
         }
@@ -246,11 +277,14 @@ impl<'a> Chooser<'_, 'a> {
 
     /// Keeps a loser if it is among the best.
     fn keep(&self, best: &mut Vec<Loser>, loser: Loser) {
-        let at = best.iter().position(|known| self.order(&loser, known).is_lt()).unwrap_or(best.len());
-        if at < ComparedFabric::MAX_OTHERS {
-            best.insert(at, loser);
-            best.truncate(ComparedFabric::MAX_OTHERS);
+        // Most places of a large fabric lost to all that are kept: one comparison shows it.
+        let is_full = best.len() == ComparedFabric::MAX_OTHERS;
+        if is_full && best.last().is_some_and(|last| self.order(&loser, last).is_ge()) {
+            return;
         }
+        let at = best.iter().position(|known| self.order(&loser, known).is_lt()).unwrap_or(best.len());
+        best.insert(at, loser);
+        best.truncate(ComparedFabric::MAX_OTHERS);
     }
 
     fn order(&self, one: &Loser, other: &Loser) -> Ordering {
@@ -288,14 +322,27 @@ impl<'a> Chooser<'_, 'a> {
             }
             Why::Rules => of(DomainLoss::Rules, None),
             Why::Slower { slot } => {
-                let wanted = match &choice.by {
-                    By::OneShape { members, .. } => *members,
-                    By::Shapes(counts) => counts.get(slot).copied().unwrap_or(0),
-                };
-                let slowest = |place| number(self.slowest(place, slot, wanted));
+                let slowest = |place| number(self.slowest(place, slot, choice.by.members_of(slot)));
                 let values = (slowest(loser.place), slowest(choice.place));
                 // Whole slices may need slower members than the fastest of a domain.
-                of(DomainLoss::Bandwidth, Some(values).filter(|(there, chosen)| there < chosen))
+                match values.0 == values.1 {
+                    true => of(DomainLoss::Link, None),
+                    false => of(DomainLoss::Bandwidth, Some(values).filter(|(there, chosen)| there < chosen)),
+                }
+            }
+            Why::Preferred { slot } => {
+                let worst = |place| self.worst(place, slot, choice.by.members_of(slot));
+                let preferences = |place| worst(place).map(|quality| quality.preferences);
+                of(
+                    match (preferences(loser.place), preferences(choice.place)) {
+                        (Some(there), Some(own)) if there.model != own.model => DomainLoss::Model,
+                        (Some(there), Some(own)) if there.met == own.met && there.cost != own.cost => {
+                            DomainLoss::Cost
+                        }
+                        _ => DomainLoss::Preference,
+                    },
+                    None,
+                )
             }
             Why::LeftOver(over) => {
                 let (own, loose) = match &choice.by {
@@ -369,19 +416,27 @@ impl<'a> Chooser<'_, 'a> {
         }
     }
 
-    /// The bandwidth of the slowest of so many members of a shape in a place, if the fastest are taken; MB/s.
+    /// The last step of quality at which as much is had of what members prefer.
+    fn floor(&self, tier: usize) -> usize {
+        self.survey.grades().get(self.survey.grade(tier)).map_or(tier, |grade| grade.end - 1)
+    }
+
+    /// The bandwidth of the worst of so many members of a shape in a place, if the best are taken; MB/s.
     fn slowest(&self, place: Place, slot: usize, members: u32) -> u64 {
-        let mut reached: Vec<u64> = match place {
+        self.worst(place, slot, members).map_or(0, |worst| worst.megabytes_per_second)
+    }
+
+    /// The quality of the worst of so many members of a shape in a place, if the best are taken.
+    fn worst(&self, place: Place, slot: usize, members: u32) -> Option<Quality> {
+        let mut reached: Vec<Quality> = match place {
             Place::Node(node) => self.survey.reached(node, slot).to_vec(),
             Place::Domain(domain) => {
                 let nodes = self.survey.fabric.nodes_in(domain).into_iter();
                 nodes.flat_map(|node| self.survey.reached(NodeIx(node), slot)).copied().collect()
             }
         };
-        let Some(last) = (members as usize).checked_sub(1).filter(|last| *last < reached.len()) else {
-            return 0;
-        };
-        *reached.select_nth_unstable_by_key(last, |reach| Reverse(*reach)).1
+        let last = (members as usize).checked_sub(1).filter(|last| *last < reached.len())?;
+        Some(*reached.select_nth_unstable_by_key(last, |reach| Reverse(*reach)).1)
     }
 
     /// How many domains of a scope the runs are in.

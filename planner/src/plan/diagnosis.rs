@@ -121,7 +121,7 @@ fn together(survey: &Survey<'_>, views: &Views<'_, '_>, bounds: Bounds) -> (u32,
     let demand = views.demand;
     let fit = |demand: &Demand<'_>| {
         let chosen = choose(survey, views.anchors, demand, bounds)?;
-        Some((chosen.rank.0.0, chosen.runs.iter().map(|run| run.node).collect()))
+        Some((chosen.rank.members.0, chosen.runs.iter().map(|run| run.node).collect()))
     };
     if let Some(found) = fit(demand) {
         return found;

@@ -1,8 +1,9 @@
-//! The members of each shape that every node takes, and the bandwidth they would have there.
+//! The members of each shape that every node takes, and the quality of the devices that they would have there.
 
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use crate::input::{PlacementRules, PlanInput, Room, Shape};
 use crate::layout::Layout;
 use crate::numa::{Alignment, NumaNode};
 use crate::placement::PlacementRequest;
+use crate::quality::{Gathered, Quality};
 use crate::request::{Ask, Request};
 use crate::site::Site;
 use crate::snapshot::{Class, NodeIx, Pool, Standing};
@@ -51,8 +53,10 @@ pub(super) struct Survey<'a> {
     classes: Vec<Vec<OfClass>>,
     /// By node and shape: the most by everything but devices.
     limits: Vec<u32>,
-    /// Bandwidths of members, MB/s, the highest first; the last is 0. By shape.
-    tiers: Vec<Vec<u64>>,
+    /// By shape: the least quality of members at each step, the best first; `None`: every member counts.
+    tiers: Vec<Vec<Option<Quality>>>,
+    /// The steps at which as much is had of what the members prefer, the most first.
+    grades: Vec<Range<usize>>,
     /// A search ended without a proof that nothing fits. Shared by the surveys made of this one.
     gave_up: Rc<Cell<bool>>,
 }
@@ -77,6 +81,7 @@ impl<'a> Survey<'a> {
             classes: vec![Vec::new(); input.snapshot.classes.len()],
             limits: vec![0; nodes * shapes.len()],
             tiers: Vec::new(),
+            grades: Vec::new(),
             gave_up: Rc::default(),
             shapes,
         };
@@ -101,6 +106,7 @@ impl<'a> Survey<'a> {
             classes: self.classes.clone(),
             limits: self.limits.clone(),
             tiers: self.tiers.clone(),
+            grades: self.grades.clone(),
             gave_up: Rc::clone(&self.gave_up),
         }
     }
@@ -287,18 +293,20 @@ pub(super) fn available(pool: &Pool, counting: Counting) -> usize {
     }
 }
 
-// How many members each node takes by devices, and at which bandwidth. Works per class of alike nodes.
+// How many members each node takes by devices, and at which quality. Works per class of alike nodes.
 
-/// Bandwidths kept apart; the rest counts as the lowest.
+/// Qualities kept apart while the same is had of what members prefer; the rest counts as the lowest.
 const MOST_TIERS: usize = 8;
+/// Sets of preferences kept apart; the rest counts as the last.
+const MOST_GRADES: usize = 8;
 
 /// Members of one shape that a class takes.
 #[derive(Debug, Clone, Default)]
 struct OfClass {
     /// Members by devices alone.
     members: u32,
-    /// Bandwidth in MB/s of each next member, falling; empty if members exchange nothing.
-    reach: Vec<u64>,
+    /// Quality of the devices of each next member, falling; empty if members exchange and prefer nothing.
+    reach: Vec<Quality>,
 }
 
 impl Survey<'_> {
@@ -316,33 +324,71 @@ impl Survey<'_> {
                     self.shapes.iter().map(|shape| of_class(of, shape, self.counting)).collect();
             }
         }
-        self.tiers = (0..slots)
-            .map(|slot| {
-                let reached = self.classes.iter().filter_map(|class| class.get(slot));
-                let mut tiers: BTreeSet<u64> = reached.flat_map(|of| of.reach.iter().copied()).collect();
-                tiers.insert(0);
-                let mut tiers: Vec<u64> = tiers.into_iter().rev().collect();
-                if tiers.len() > MOST_TIERS {
-                    tiers.drain(MOST_TIERS - 1..tiers.len() - 1);
-                }
-                // Where no member is slower than the second slowest, that one counts for all.
-                if tiers.len() > 1 && self.all_reach(slot, tiers[tiers.len() - 2]) {
-                    tiers.pop();
-                }
-                tiers
-            })
-            .collect();
+        let by_slot: Vec<Vec<Vec<Option<Quality>>>> = (0..slots).map(|slot| self.steps(slot)).collect();
+        self.tiers = vec![Vec::new(); slots];
+        self.grades.clear();
+        // Steps of several shapes are taken together, so each has as many.
+        for grade in 0..by_slot.iter().map(Vec::len).max().unwrap_or(1) {
+            let own = by_slot.iter().map(|grades| grades.get(grade).map_or(&[None][..], |own| own));
+            let own: Vec<&[Option<Quality>]> = own.collect();
+            let steps = own.iter().map(|own| own.len()).max().unwrap_or(1);
+            for (tiers, own) in self.tiers.iter_mut().zip(&own) {
+                tiers.extend((0..steps).map(|step| own.get(step).or(own.last()).copied().flatten()));
+            }
+            let start = self.grades.last().map_or(0, |last| last.end);
+            self.grades.push(start..start + steps);
+        }
     }
 
-    fn all_reach(&self, slot: usize, tier: u64) -> bool {
+    /// The qualities that members of a shape can have, by what is had of their preferences, the best first.
+    fn steps(&self, slot: usize) -> Vec<Vec<Option<Quality>>> {
+        let reached = self.classes.iter().filter_map(|class| class.get(slot));
+        let reached: BTreeSet<Quality> = reached.flat_map(|of| of.reach.iter().copied()).collect();
+        let mut grades: Vec<Vec<Option<Quality>>> = Vec::new();
+        let mut last: Option<Quality> = None;
+        for quality in reached.into_iter().rev() {
+            let differs = last.is_none_or(|last| last.preferences != quality.preferences);
+            if differs && grades.len() < MOST_GRADES {
+                grades.push(Vec::new());
+            }
+            last = Some(quality);
+            if let Some(grade) = grades.last_mut() {
+                grade.truncate(MOST_TIERS - 2);
+                grade.push(last);
+            }
+        }
+        let all = grades.last_mut().filter(|grade| self.all_reach(slot, grade.last().copied().flatten()));
+        match all.and_then(|grade| grade.last_mut()) {
+            // No member is worse than this.
+            Some(lowest) => *lowest = None,
+            None => match grades.last_mut() {
+                Some(grade) => grade.push(None),
+                None => grades.push(vec![None]),
+            },
+        }
+        grades
+    }
+
+    fn all_reach(&self, slot: usize, tier: Option<Quality>) -> bool {
         self.classes.iter().filter_map(|class| class.get(slot)).all(|of| {
-            of.members as usize == of.reach.len() && of.reach.last().is_none_or(|last| *last >= tier)
+            of.members as usize == of.reach.len()
+                && of.reach.last().is_none_or(|last| tier.is_none_or(|tier| *last >= tier))
         })
     }
 
-    /// How many steps of bandwidth there are.
+    /// The steps of quality at which as much is had of what the members prefer, the most first.
+    pub(in crate::plan) fn grades(&self) -> &[Range<usize>] {
+        &self.grades
+    }
+
+    /// The grade of a step.
+    pub(in crate::plan) fn grade(&self, tier: usize) -> usize {
+        self.grades.iter().position(|grade| grade.contains(&tier)).unwrap_or(0)
+    }
+
+    /// How many steps of quality there are.
     pub(in crate::plan) fn tiers(&self) -> usize {
-        self.tiers.iter().map(Vec::len).max().unwrap_or(1)
+        self.grades.last().map_or(1, |last| last.end)
     }
 
     /// The step at which everything that fits counts.
@@ -350,7 +396,7 @@ impl Survey<'_> {
         self.tiers().saturating_sub(1)
     }
 
-    /// Members of a shape that a node takes at the bandwidth of a step or better.
+    /// Members of a shape that a node takes at the quality of a step or better.
     pub(in crate::plan) fn takes(&self, node: NodeIx, slot: usize, tier: usize) -> u32 {
         let limit = self.limits.get(node.0 as usize * self.shapes.len() + slot);
         let limit = limit.copied().unwrap_or(0);
@@ -360,18 +406,18 @@ impl Survey<'_> {
         let Some(of) = self.of_class(node, slot) else {
             return 0;
         };
-        let tiers = &self.tiers[slot];
-        let members = match tiers.get(tier) {
-            Some(least) if tier + 1 < tiers.len() => {
+        let members = match self.tiers[slot].get(tier) {
+            Some(Some(least)) => {
                 u32::try_from(of.reach.partition_point(|reach| reach >= least)).unwrap_or(u32::MAX)
             }
-            _ => of.members,
+            Some(None) | None => of.members,
         };
         limit.min(members)
     }
 
-    /// The bandwidth in MB/s of each member of a shape that a node takes, falling; empty if members exchange nothing.
-    pub(in crate::plan) fn reached(&self, node: NodeIx, slot: usize) -> &[u64] {
+    /// The quality of the devices of each member of a shape that a node takes, falling; empty if members exchange and
+    /// prefer nothing.
+    pub(in crate::plan) fn reached(&self, node: NodeIx, slot: usize) -> &[Quality] {
         let limit = self.limits.get(node.0 as usize * self.shapes.len() + slot).copied().unwrap_or(0);
         let reach = self.of_class(node, slot).map_or(&[][..], |of| &of.reach);
         &reach[..reach.len().min(limit as usize)]
@@ -418,7 +464,9 @@ fn of_class(class: &Class, shape: &Shape, counting: Counting) -> OfClass {
         of.members = fitting(class, shape, counting, of.members);
     }
     let exchanges = shape.request.asks.iter().any(|ask| ask.most().is_some_and(|(_, devices)| devices > 1));
-    if exchanges && matches!(counting, Counting::Open | Counting::Free) {
+    if (exchanges || shape.request.placement.has_preferences())
+        && matches!(counting, Counting::Open | Counting::Free)
+    {
         of.reach = reach(class, shape, counting, of.members);
     }
     of
@@ -474,17 +522,16 @@ fn fitting(class: &Class, shape: &Shape, counting: Counting, most: u32) -> u32 {
     u32::try_from(fitting.by_ref().count()).unwrap_or(u32::MAX)
 }
 
-/// The bandwidth of each next member, never rising.
-fn reach(class: &Class, shape: &Shape, counting: Counting, members: u32) -> Vec<u64> {
+/// The quality of each next member's devices, never rising.
+fn reach(class: &Class, shape: &Shape, counting: Counting, members: u32) -> Vec<Quality> {
     let mut free: Vec<DeviceSet> = class
         .pools
         .iter()
         .map(|pool| if counting == Counting::Open { pool.open.clone() } else { pool.free.clone() })
         .collect();
-    let mut reach = Vec::new();
-    let mut last = u64::MAX;
+    let mut reach: Vec<Quality> = Vec::new();
     for _ in 0..members {
-        let mut least: Option<f64> = None;
+        let mut gathered = Gathered::new(&shape.request.placement);
         for ask in &shape.request.asks {
             let Some((index, pool)) = class.pool(ask.resource.as_str()) else {
                 return reach;
@@ -495,14 +542,13 @@ fn reach(class: &Class, shape: &Shape, counting: Counting, members: u32) -> Vec<
                 return reach;
             };
             free[index].remove(&layout.devices);
-            least = match (least, layout.gbs) {
-                (Some(least), Some(gbs)) => Some(least.min(gbs)),
-                (least, gbs) => least.or(gbs),
-            };
+            gathered.add(site, &layout);
         }
-        let Some(gbs) = least else { return Vec::new() };
-        last = last.min(decide::megabytes(gbs));
-        reach.push(last);
+        if !gathered.exchanges() && !shape.request.placement.has_preferences() {
+            return Vec::new();
+        }
+        let quality = gathered.quality(class);
+        reach.push(reach.last().map_or(quality, |last| quality.min(*last)));
     }
     reach
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gantry_api::{KubeletTopology, TopologyManagerPolicy};
-use gantry_topology::{LinkClass, Machine, PathClass, PathMatrix};
+use gantry_topology::{LinkClass, Machine, MachineParts, PathClass, PathMatrix};
 use proptest::prelude::*;
 
 use crate::decide::{Policy, judge, score};
@@ -121,6 +121,20 @@ fn models_are_taken_in_their_order() {
     let scored = |class| score(class, &request, &[], Policy::Pack).map(|(score, _)| score);
     assert!(scored(&slow) > scored(&fast) && scored(&fast).is_some());
     assert!(score(&fast, &asking(2, &[("gpu-models", "A40")]), &[], Policy::Pack).is_none());
+}
+
+/// Two GPUs each, below one PCIe switch, below two of one host bridge, and on two sockets.
+#[test]
+fn of_equally_fast_nodes_the_closer_link_is_better() {
+    let of = |path| {
+        let parts = plain(2).into_parts();
+        let machine = Machine::new(MachineParts { paths: PathMatrix::from_fn(2, |_, _| path), ..parts });
+        class(&machine.unwrap(), "NVIDIA A40", "0,1")
+    };
+    let scored = |path| score(&of(path), &asking(2, &[]), &[], Policy::Pack).unwrap().0;
+    let (switch, bridge) = (scored(PathClass::Pix), scored(PathClass::Phb));
+    assert_eq!(switch.megabytes_per_second(), bridge.megabytes_per_second());
+    assert!(switch > bridge && bridge > scored(PathClass::Sys));
 }
 
 #[test]

@@ -1,0 +1,84 @@
+//! How good devices are for a request: what the pod prefers of them, and the links between them. Nodes for single pods and
+//! places for the members of a gang are compared by it.
+
+use std::cmp::Reverse;
+
+use gantry_topology::LinkClass;
+
+use crate::decide::megabytes;
+use crate::layout::Layout;
+use crate::placement::{PlacementRequest, SetTerms};
+use crate::site::Site;
+use crate::snapshot::Class;
+
+/// How far devices have what a request prefers. The larger one is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Preferences {
+    /// The place of the GPUs' model in the pod's list; the worst of several.
+    pub model: Reverse<usize>,
+    /// How many of the preferred link and the preferred bandwidth they have.
+    pub met: u8,
+    /// What the node costs if the pod asks for economy, otherwise 0.
+    pub cost: Reverse<u64>,
+}
+
+/// How good devices are. The larger one is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Quality {
+    pub preferences: Preferences,
+    /// Bandwidth of the worst-off container with two GPUs or more, MB/s; 0 where nothing is exchanged.
+    pub megabytes_per_second: u64,
+    /// What carries the collectives of that pod; the best where nothing is exchanged. Of two sets of equal bandwidth the
+    /// closer one is better: collective libraries do not use peer-to-peer across a PCIe host bridge unless told to.
+    pub link: LinkClass,
+}
+
+/// The quality of a pod's devices, gathered resource by resource.
+#[derive(Debug)]
+pub struct Gathered<'r> {
+    request: &'r PlacementRequest,
+    model: usize,
+    gbs: Option<f64>,
+    link: Option<LinkClass>,
+}
+
+impl<'r> Gathered<'r> {
+    /// That of no devices yet.
+    pub fn new(request: &'r PlacementRequest) -> Self {
+        Self { request, model: 0, gbs: None, link: None }
+    }
+
+    /// Adds the devices of one resource.
+    pub fn add(&mut self, site: Site<'_>, layout: &Layout) {
+        if let Some(gbs) = layout.gbs {
+            self.gbs = Some(self.gbs.map_or(gbs, |least| least.min(gbs)));
+        }
+        if let Some(class) = layout.class {
+            self.link = Some(self.link.map_or(class, |least| least.min(class)));
+        }
+        let models = &self.request.required.models;
+        let place = |device| models.iter().take_while(|model| !site.is_of_model(device, model)).count();
+        if !models.is_empty() {
+            self.model = layout.devices.iter().map(place).fold(self.model, usize::max);
+        }
+    }
+
+    /// Whether devices exchange anything.
+    pub fn exchanges(&self) -> bool {
+        self.gbs.is_some()
+    }
+
+    /// The quality of all of them on a node of a class.
+    pub fn quality(&self, class: &Class) -> Quality {
+        let (link, gbs) = (self.link.unwrap_or(LinkClass::NvLink), self.gbs.unwrap_or(f64::INFINITY));
+        let preferred = &self.request.preferred;
+        let of_link = SetTerms { link: preferred.link, ..SetTerms::default() };
+        let of_bandwidth = SetTerms { gbs: preferred.gbs, ..SetTerms::default() };
+        let preferences = Preferences {
+            model: Reverse(self.model),
+            met: [of_link, of_bandwidth].iter().map(|terms| u8::from(terms.are_met(link, gbs))).sum(),
+            cost: Reverse(if self.request.economy { class.cost } else { 0 }),
+        };
+        Quality { preferences, megabytes_per_second: self.gbs.map_or(0, megabytes), link }
+    }
+}
