@@ -102,7 +102,7 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
         (root().join("charts/gantry/files/crds.yaml"), crds),
         (root().join("docs/plugin-config.schema.json"), format!("{config:#}\n")),
         (root().join("docs/plugin-config.md"), gantry_plugin::args::reference()),
-        (root().join("docs/reasons.md"), crate::reference::reasons()),
+        (root().join("docs/reasons.md"), crate::reference::reasons()?),
         (root().join("docs/xids.md"), crate::reference::xids()),
         (root().join("docs/reference/crds.md"), crate::reference::custom_resources(&definitions)),
         (root().join("docs/reference/annotations.md"), crate::reference::annotations()?),
@@ -164,7 +164,11 @@ fn values_schema(mut config: Value, command_line: &str) -> Result<(PathBuf, Stri
 fn options(command_line: &str, daemon: &str) -> Result<String> {
     let section = command_line.split(&format!("\n## gantry {daemon}\n")).nth(1);
     let section = section.and_then(|text| text.split("\n## ").next()).context("a command is not listed")?;
-    let lines = section.lines().filter_map(|line| line.strip_prefix("      --"));
+    let lines = section.lines().filter_map(|line| match line.strip_prefix("      --") {
+        Some(option) => Some(option),
+        // `  -o, --name`.
+        None => Some(line.strip_prefix("  -")?.split_once(", --")?.1),
+    });
     // The name ends where its value begins: `--name <VALUE>`, `--name[=<true|false>]`.
     let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let names = lines.map(|line| line.split(|c| !is_name(c)).next().unwrap_or_default());
@@ -216,8 +220,8 @@ mod tests {
     #[test]
     fn options_are_those_of_the_section() {
         let reference = "# x\n\n## gantry a\n\n```text\nOptions:\n      --two <B>\n          Text, --not-one\n      \
-                         --one\n      --switch[=<true|false>]\n  -h, --help\n```\n\n## gantry b\n\n```text\n      --three\n```\n";
-        assert_eq!(options(reference, "a").unwrap(), "^--(one|switch|two)(=.*)?$");
+                         --one\n      --switch[=<true|false>]\n  -f, --file <C>\n  -h, --help\n```\n\n## gantry b\n\n```text\n      --three\n```\n";
+        assert_eq!(options(reference, "a").unwrap(), "^--(file|one|switch|two)(=.*)?$");
         assert!(options(reference, "c").is_err());
     }
 }
