@@ -264,10 +264,10 @@ fn key(modules: &[&str], other_release: &str) -> Result<String> {
     Ok(short(hash))
 }
 
-/// What `go` calls its own release.
+/// What `go` calls its own release, and the flags that it builds with unless told otherwise.
 pub(crate) fn go_release() -> Result<Vec<u8>> {
     let mut go = Command::new("go");
-    go.args(["env", "GOVERSION"]).envs(GO_ENV);
+    go.args(["env", "GOVERSION", "GOFLAGS"]).envs(GO_ENV);
     run(go)
 }
 

@@ -216,13 +216,14 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(PathBuf::from(home).join(".cache/gantry"))
 }
 
-/// Path of a tool of crates.io, which is installed if it is not there yet.
+/// Path of a tool of crates.io, which is installed if it is not there yet: not optimised, which takes longer to build
+/// than its runs.
 pub(crate) fn tool(name: &str, version: &str) -> Result<PathBuf> {
     let folder = cache()?.join("tools").join(format!("{name}-{version}"));
     let program = folder.join("bin").join(name);
     if !program.exists() {
         let folder = folder.to_str().context("the cache folder's path is not UTF-8")?;
-        run(&mut cargo(&["install", name, "--locked", "--version", version, "--root", folder]))?;
+        run(&mut cargo(&["install", name, "--debug", "--locked", "--version", version, "--root", folder]))?;
     }
     Ok(program)
 }
