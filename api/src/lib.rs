@@ -4,6 +4,7 @@
 //! clients, no decisions.
 #![forbid(unsafe_code)]
 
+pub mod condition;
 pub mod cordon;
 pub mod evidence;
 pub mod gang;
@@ -18,6 +19,7 @@ mod schema;
 pub mod slim;
 pub mod text;
 
+pub use condition::ConditionType;
 pub use cordon::{Cordon, Cordons};
 pub use evidence::{GpuEvidence, RemappedRowsEvidence, ResetEvidence, XidEvidence};
 pub use gang::{

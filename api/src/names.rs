@@ -1,5 +1,7 @@
 //! Every annotation, label and resource name that users or the daemons write.
 
+use crate::condition::ConditionType;
+
 /// API group of the custom resources, and the prefix of all annotations and labels.
 pub const GROUP: &str = "gantry.dev";
 
@@ -14,7 +16,7 @@ pub const SETTINGS_ANNOTATION: &str = "gantry.dev/settings";
 
 /// Type of the condition that the extender writes into the status of an unschedulable pod when devices came free. The
 /// write makes kube-scheduler try the pod again. Its time is that of the last activation.
-pub const GPUS_FREED_CONDITION: &str = "gantry.dev/GpusFreed";
+pub const GPUS_FREED_CONDITION: &str = ConditionType::GpusFreed.as_str();
 
 /// On an unschedulable pod: when the extender last made kube-scheduler try it again, written with
 /// the condition `gantry.dev/GpusFreed`. kube-scheduler before 1.32 overlooks changes of the status alone.
@@ -165,20 +167,20 @@ pub const RESET_UNHEALTHY_EXIT: u8 = 5;
 pub const REMEDIATION_TAINT: &str = "gantry.dev/gpu-fault";
 
 /// Type of the condition of a Node that a rule of remediation sets.
-pub const REMEDIATION_CONDITION: &str = "GPUFault";
+pub const REMEDIATION_CONDITION: &str = ConditionType::GpuFault.as_str();
 
 /// Type of the condition of a Node by which a rule of remediation requests a reboot.
-pub const REBOOT_REQUESTED_CONDITION: &str = "GPURebootRequested";
+pub const REBOOT_REQUESTED_CONDITION: &str = ConditionType::RebootRequested.as_str();
 
 /// Type of the condition that the plugin writes into the status of its `GpuNode` while GPUs of it are cordoned.
-pub const GPUS_CORDONED_CONDITION: &str = "GPUsCordoned";
+pub const GPUS_CORDONED_CONDITION: &str = ConditionType::GpusCordoned.as_str();
 
 /// Type of the condition that the plugin writes into the status of its `GpuNode` while it keeps NVML closed, and until it has
 /// read the GPUs again.
-pub const NVML_CLOSED_CONDITION: &str = "NVMLClosed";
+pub const NVML_CLOSED_CONDITION: &str = ConditionType::NvmlClosed.as_str();
 
 /// Type of the condition that the plugin writes into the status of its Node: whether every GPU is healthy.
-pub const GPU_HEALTHY_CONDITION: &str = "GPUHealthy";
+pub const GPU_HEALTHY_CONDITION: &str = ConditionType::GpuHealthy.as_str();
 
 /// Component name of the node daemon in Events.
 pub const PLUGIN: &str = "gantry-plugin";

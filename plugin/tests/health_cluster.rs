@@ -174,7 +174,8 @@ async fn quarantine_is_published_survives_restart_and_is_lifted() {
     assert_eq!(fault.boot_id, "boot-1");
     let condition = scene.condition("False").await;
     assert_eq!(condition.reason.as_deref(), Some("GpuUnhealthy"));
-    assert!(scene.event("GpuUnhealthy").await.starts_with(&gpu));
+    let response = "drain the node and reboot it; replace the board if it repeats";
+    assert_eq!(scene.event("GpuUnhealthy").await, format!("{gpu}: {reason}. Response: {response}"));
 
     scene.stop().await;
     scene.start().await;

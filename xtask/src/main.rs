@@ -12,6 +12,7 @@ mod program;
 mod reference;
 mod release;
 mod run;
+mod runbooks;
 mod site;
 mod source;
 mod words;

@@ -4,11 +4,12 @@ use std::fmt::Write as _;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use gantry_api::Reason;
+use gantry_api::{ConditionType, Reason};
 use gantry_plugin::health::{Class, Table, Xid};
 use serde_json::{Value, json};
 
 use crate::run::{cargo, output, root, run, target};
+use crate::runbooks::Sections;
 
 /// docs/reference/cli.md, by the program.
 pub(crate) fn command_line() -> Result<String> {
@@ -87,24 +88,33 @@ also those without effect. Xids that the catalog lists as unused, and those that
 }
 
 /// docs/reasons.md.
-pub(crate) fn reasons() -> String {
+pub(crate) fn reasons() -> Result<String> {
+    let sections = Sections::read()?;
     let mut page = "\
-# Reasons
+# Reasons and conditions
 
-Made by `cargo xtask generate` from `api/src/reason.rs`. Do not edit.
+Made by `cargo xtask generate` from `api/src/reason.rs` and `api/src/condition.rs`. Do not edit.
 
 Events and conditions of Gantry, and the status of a `Gang`, have one of these reasons. A reason is stable: scripts and
-alerts may compare it. The message beside it is for people and changes. [gangs-operations.md](gangs-operations.md) and
-[health.md](health.md) explain what to do, [explain.md](explain.md) where to look.
+alerts may compare it. The message beside it is for people and changes. Each name leads to its runbook: what it means,
+what to look at, and what to do. [explain.md](explain.md) describes the sources of reasons.
+
+## Reasons
 
 | reason | meaning |
 |---|---|
 "
     .to_owned();
     for reason in Reason::ALL {
-        let _ = writeln!(page, "| `{reason}` | {} |", cell(reason.text()));
+        let section = sections.of_reason(*reason);
+        let _ = writeln!(page, "| [`{reason}`]({section}) | {} |", cell(reason.text()));
     }
-    page
+    page.push_str("\n## Conditions\n\n| condition | of a | meaning while it is `True` |\n|---|---|---|\n");
+    for condition in ConditionType::ALL {
+        let (section, kind) = (sections.of_condition(*condition), condition.kind());
+        let _ = writeln!(page, "| [`{condition}`]({section}) | {kind} | {} |", cell(condition.text()));
+    }
+    Ok(page)
 }
 
 /// docs/reference/annotations.md: the constants of `api/src/names.rs` that are annotations, with their comments.
@@ -202,6 +212,19 @@ fn cell(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_reason_and_condition_leads_to_its_section() {
+        let page = reasons().unwrap();
+        for reason in Reason::ALL {
+            assert!(page.contains(&format!("\n| [`{reason}`](runbooks/")), "{reason}");
+        }
+        for condition in ConditionType::ALL {
+            let row = format!("| {} | {} |\n", condition.kind(), condition.text());
+            assert!(page.contains(&row), "{condition}");
+        }
+        assert!(page.contains("| [`Spares`](runbooks/gangs.md#condition-spares"), "{page}");
+    }
 
     #[test]
     fn every_annotation_has_a_row_without_links() {

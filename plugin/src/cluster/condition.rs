@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gantry_api::{ObjectMessage, Reason, names};
+use gantry_api::{ConditionType, MAX_MESSAGE, ObjectMessage, Reason};
 use gantry_runtime::events::Message;
 use gantry_runtime::{LogThrottle, chain};
 use jiff::Timestamp;
@@ -19,7 +19,7 @@ use tracing::warn;
 
 use super::events::NodeEventRecorder;
 use super::{Cluster, RETRY};
-use crate::health::{Extent, GpuName};
+use crate::health::{Extent, GpuName, Table, Trouble};
 use crate::inventory::Diagnosis;
 
 /// Shortest interval of two reports; changes that revert in between are not reported.
@@ -187,17 +187,32 @@ async fn write(nodes: &Api<Node>, node: &str, condition: &NodeCondition) -> Resu
     nodes.patch_status(node, &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
 }
 
-/// The reason of the worst fault of each part, the first one of equals, and the reason of each cordon.
-fn reasons(diagnosis: &Diagnosis) -> BTreeMap<GpuPart, String> {
-    let mut worst = BTreeMap::new();
+/// The worst fault of each part, the first one of equals.
+fn worst(diagnosis: &Diagnosis) -> BTreeMap<GpuPart, &Trouble> {
+    let mut worst: BTreeMap<GpuPart, &Trouble> = BTreeMap::new();
     for trouble in &diagnosis.troubles {
-        let part = (trouble.gpu.clone(), trouble.extent, Problem::Fault);
-        let entry = worst.entry(part).or_insert_with(|| (trouble.cause, trouble.reason.clone()));
-        if entry.0 < trouble.cause {
-            *entry = (trouble.cause, trouble.reason.clone());
+        let entry = worst.entry((trouble.gpu.clone(), trouble.extent, Problem::Fault)).or_insert(trouble);
+        if entry.cause < trouble.cause {
+            *entry = trouble;
         }
     }
-    let faults = worst.into_iter().map(|(part, (_, reason))| (part, reason));
+    worst
+}
+
+/// The text of an Event about a fault: with what to do about its Xid, where that fits.
+fn with_response(text: String, xid: Option<u64>) -> String {
+    match xid.and_then(|xid| Table::built_in().response(xid)) {
+        Some(response) => {
+            let whole = format!("{text}. Response: {response}");
+            if whole.len() <= MAX_MESSAGE { whole } else { text }
+        }
+        None => text,
+    }
+}
+
+/// The reason of the worst fault of each part, and the reason of each cordon.
+fn reasons(diagnosis: &Diagnosis) -> BTreeMap<GpuPart, String> {
+    let faults = worst(diagnosis).into_iter().map(|(part, trouble)| (part, trouble.reason.clone()));
     let cordoned = diagnosis.cordoned.iter();
     let cordons =
         cordoned.map(|(gpu, reason)| ((gpu.clone().into(), Extent::Gpu, Problem::Cordon), reason.clone()));
@@ -242,7 +257,7 @@ fn condition(
         .filter(|before| before.status == status)
         .and_then(|before| before.last_transition_time.clone());
     NodeCondition {
-        type_: names::GPU_HEALTHY_CONDITION.to_owned(),
+        type_: ConditionType::GpuHealthy.to_string(),
         status: status.to_owned(),
         reason: Some(reason.to_string()),
         message: Some(message.into()),
@@ -276,7 +291,7 @@ impl LastReported {
             self.proofs.insert(ended.gpu.clone().into(), ended.proof.to_string());
             self.ended = *number;
         }
-        let reasons = reasons(diagnosis);
+        let (reasons, worst) = (reasons(diagnosis), worst(diagnosis));
         let mut events = Vec::new();
         let mut spots: Vec<&GpuPart> = reasons.keys().chain(self.reasons.keys()).collect();
         spots.sort();
@@ -298,7 +313,9 @@ impl LastReported {
                         Problem::Fault => Reason::GpuUnhealthy,
                         Problem::Cordon => Reason::GpuCordoned,
                     };
-                    (problem == Problem::Fault, reason, format!("{}: {text}", part.0))
+                    let xid = worst.get(&part).and_then(|trouble| trouble.xid);
+                    let text = with_response(format!("{}: {text}", part.0), xid);
+                    (problem == Problem::Fault, reason, text)
                 }
                 (None, Problem::Cordon) => {
                     let was = self.reasons.remove(&part).unwrap_or_default();

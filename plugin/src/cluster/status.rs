@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use gantry_api::{
-    DeviceHealth, DeviceId, DeviceStatus, GpuClock, GpuNodeStatus, GpuProblem, Holder, HolderState,
-    ObjectMessage, Provenance, Reason, ResourceKind, ResourceStatus, SharingPolicy, Slice, names,
+    ConditionType, DeviceHealth, DeviceId, DeviceStatus, GpuClock, GpuNodeStatus, GpuProblem, Holder,
+    HolderState, ObjectMessage, Provenance, Reason, ResourceKind, ResourceStatus, SharingPolicy, Slice,
 };
 use gantry_topology::Throttle;
 use gantry_topology::machine::models;
@@ -19,9 +19,6 @@ use crate::health::{Cause, Extent};
 use crate::inventory::{Device, Diagnosis, Inventory, State};
 use crate::observe::Readiness;
 use gantry_config::SharedDevices;
-
-/// The condition's type.
-const READY: &str = "Ready";
 
 /// The status to publish. `before` is the last one: an unchanged condition keeps its time.
 pub(super) fn status(
@@ -41,7 +38,7 @@ pub(super) fn status(
     conditions.extend(cordoned(inventory, diagnosis).map(|condition| dated(condition, before, now)));
     if diagnosis.nvml_closed {
         let text = Reason::NvmlClosed.text().to_owned();
-        let condition = condition(names::NVML_CLOSED_CONDITION, true, Reason::NvmlClosed, text);
+        let condition = condition(ConditionType::NvmlClosed, true, Reason::NvmlClosed, text);
         conditions.push(dated(condition, before, now));
     }
     GpuNodeStatus {
@@ -178,8 +175,9 @@ fn with_troubles<'a>(inventory: &'a Inventory, diagnosis: &Diagnosis) -> Cow<'a,
 
 /// The status of a plugin that stops in order.
 pub(super) fn stopped(mut status: GpuNodeStatus, now: Timestamp) -> GpuNodeStatus {
-    let condition = condition(READY, false, Reason::Stopped, Reason::Stopped.text().to_owned());
-    status.conditions.retain(|known| known.type_ != READY);
+    let ready = ConditionType::Ready;
+    let condition = condition(ready, false, Reason::Stopped, Reason::Stopped.text().to_owned());
+    status.conditions.retain(|known| known.type_ != ready.as_str());
     status.conditions.insert(0, dated(condition, None, now));
     // A layout goes on with the next run.
     status.mig_drain = None;
@@ -204,7 +202,7 @@ fn ready(
     for problem in &inventory.problems {
         let _ = write!(message, "; configuration: {problem}");
     }
-    dated(condition(READY, ready, reason, message), before, now)
+    dated(condition(ConditionType::Ready, ready, reason, message), before, now)
 }
 
 /// The condition that names the cordoned GPUs; `None` without one.
@@ -215,13 +213,13 @@ fn cordoned(inventory: &Inventory, diagnosis: &Diagnosis) -> Option<Condition> {
         Some(format!("GPU {} {reason}", gpu.index))
     });
     let words: Vec<String> = words.collect();
-    let set = || condition(names::GPUS_CORDONED_CONDITION, true, Reason::GpuCordoned, words.join("; "));
+    let set = || condition(ConditionType::GpusCordoned, true, Reason::GpuCordoned, words.join("; "));
     (!words.is_empty()).then(set)
 }
 
-fn condition(type_: &str, holds: bool, reason: Reason, message: String) -> Condition {
+fn condition(type_: ConditionType, holds: bool, reason: Reason, message: String) -> Condition {
     Condition {
-        type_: type_.to_owned(),
+        type_: type_.to_string(),
         status: if holds { "True" } else { "False" }.to_owned(),
         reason: reason.to_string(),
         message: ObjectMessage::new(message).into(),

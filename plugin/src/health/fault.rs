@@ -208,6 +208,8 @@ pub struct Trouble {
     pub extent: Extent,
     /// The kind of problem.
     pub cause: Cause,
+    /// The Xid, if it is the fault of one.
+    pub xid: Option<u64>,
     /// Description with the action to take.
     pub reason: String,
 }

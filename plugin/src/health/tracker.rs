@@ -323,18 +323,19 @@ impl HealthTracker {
 
     /// All problems of these GPUs, by GPU and extent.
     pub fn troubles<'a>(&self, gpus: impl Iterator<Item = &'a GpuUuid>) -> Vec<Trouble> {
-        let trouble = |gpu: &GpuUuid, extent, cause, reason: &str| Trouble {
+        let trouble = |gpu: &GpuUuid, extent, (cause, xid), reason: &str| Trouble {
             gpu: gpu.clone().into(),
             extent,
             cause,
+            xid,
             reason: reason.to_owned(),
         };
         gpus.flat_map(|gpu| match &self.outage {
-            Some(outage) => vec![trouble(gpu, Extent::Gpu, outage.cause(), &outage.reason)],
+            Some(outage) => vec![trouble(gpu, Extent::Gpu, (outage.cause(), None), &outage.reason)],
             None => {
                 let record = self.gpus.get(gpu);
                 let troubles = record.into_iter().flat_map(Record::troubles);
-                troubles.map(|(extent, cause, reason)| trouble(gpu, extent, cause, &reason)).collect()
+                troubles.map(|(extent, kind, reason)| trouble(gpu, extent, kind, &reason)).collect()
             }
         })
         .collect()
@@ -352,6 +353,7 @@ impl HealthTracker {
                     gpu: gpu.clone().into(),
                     extent: Extent::Gpu,
                     cause,
+                    xid: None,
                     reason,
                 })
             })
@@ -418,16 +420,17 @@ impl HealthTracker {
 }
 
 impl Record {
-    /// The problems, faults first.
-    fn troubles(&self) -> impl Iterator<Item = (Extent, Cause, Cow<'_, str>)> {
+    /// The problems with their Xids, faults first.
+    fn troubles(&self) -> impl Iterator<Item = (Extent, (Cause, Option<u64>), Cow<'_, str>)> {
         let faults = self.faults.values();
-        let faults = faults.map(|fault| (fault.extent, Cause::Xid(fault.class), self.reason(fault)));
+        let faults = faults
+            .map(|fault| (fault.extent, (Cause::Xid(fault.class), Some(fault.xid)), self.reason(fault)));
         let lost = self.lost.iter().map(|loss| {
             let cause = if loss.off_bus { Cause::Lost } else { Cause::QueryFailed };
-            (Extent::Gpu, cause, Cow::from(&loss.reason))
+            (Extent::Gpu, (cause, None), Cow::from(&loss.reason))
         });
         let complaints = self.complaints.iter();
-        let complaints = complaints.map(|(cause, reason)| (Extent::Gpu, *cause, Cow::from(reason)));
+        let complaints = complaints.map(|(cause, reason)| (Extent::Gpu, (*cause, None), Cow::from(reason)));
         faults.chain(lost).chain(complaints)
     }
 
@@ -458,9 +461,11 @@ impl Record {
 }
 
 /// The reason of the worst cause; the first one of equals.
-fn worst<'a>(troubles: impl Iterator<Item = (Extent, Cause, Cow<'a, str>)>) -> Option<Cow<'a, str>> {
+fn worst<'a>(
+    troubles: impl Iterator<Item = (Extent, (Cause, Option<u64>), Cow<'a, str>)>,
+) -> Option<Cow<'a, str>> {
     let mut worst: Option<(Cause, Cow<'_, str>)> = None;
-    for (_, cause, reason) in troubles {
+    for (_, (cause, _), reason) in troubles {
         if worst.as_ref().is_none_or(|(known, _)| *known < cause) {
             worst = Some((cause, reason));
         }

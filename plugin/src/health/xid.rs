@@ -123,6 +123,15 @@ impl Table {
         self.get(code).is_some_and(|xid| xid.class == Class::MigInstance || xid.has_state)
     }
 
+    /// What the operator should do about an Xid that makes a GPU unhealthy. `None` if the table has it as one of
+    /// applications, of which the operator made a fault.
+    pub fn response(&self, code: u64) -> Option<&'static str> {
+        match self.get(code) {
+            Some(xid) => (xid.class != Class::Application).then_some(xid.response),
+            None => Some(response("", Class::Resettable)),
+        }
+    }
+
     /// Description, e.g. `Xid 79: GPU has fallen off the bus`.
     pub fn describe(&self, code: u64) -> String {
         match self.get(code) {
@@ -339,6 +348,15 @@ mod tests {
         }
         assert_eq!(Class::named("link"), Some(Class::Link { reset: true }));
         assert_eq!(Class::named("haunted"), None);
+    }
+
+    #[test]
+    fn response_is_that_of_a_fault() {
+        let table = Table::built_in();
+        assert!(table.response(79).is_some_and(|text| text.contains("reboot")));
+        assert!(table.response(48).is_some_and(|text| text.contains("reset")));
+        assert_eq!(table.response(13), None);
+        assert!(table.response(4711).is_some_and(|text| text.contains("reset")));
     }
 
     #[test]

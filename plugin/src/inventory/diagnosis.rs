@@ -133,6 +133,7 @@ impl Marker {
                 gpu: gpu.uuid.clone().map_or(GpuName::Index(gpu.index), GpuName::Uuid),
                 extent: Extent::Gpu,
                 cause: Cause::Nvml,
+                xid: None,
                 reason: reason.to_owned(),
             })
             .collect();

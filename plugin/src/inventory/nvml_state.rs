@@ -542,6 +542,7 @@ impl NvmlState {
             gpu: GpuName::Index(*index),
             extent: Extent::Gpu,
             cause: *cause,
+            xid: None,
             reason: reason.clone(),
         });
         self.diagnosis.troubles.extend(nameless);

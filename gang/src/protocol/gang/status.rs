@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{GangPhase, GangStatus, ObjectMessage, PodUid, Reason};
+use gantry_api::{ConditionType, GangPhase, GangStatus, ObjectMessage, PodUid, Reason};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
@@ -17,27 +17,15 @@ use super::{Gang, MAX_DECISION_BYTES, State, planning};
 use crate::key::Integration;
 use crate::terms::{Authority, Fault, Repair};
 
-/// The condition of a gang with pods that several integrations claim.
-const AMBIGUOUS_MEMBERSHIP: &str = "AmbiguousMembership";
 /// The condition of a gang for which something is not permitted.
-pub const BLOCKED: &str = "Blocked";
-
-/// The condition of a gang with reservations that are kept while its owner creates all members again.
-const RESERVATION_KEPT: &str = "ReservationKept";
-
-/// The condition of a gang that asks for spare reservations.
-const SPARES: &str = "Spares";
+pub const BLOCKED: &str = ConditionType::Blocked.as_str();
 /// The condition of a gang that kube-scheduler does not schedule as a whole.
-pub const GROUP_SCHEDULED: &str = "PodGroupScheduled";
-/// The condition of a gang that belongs to a tree of groups.
-const COMPOSITE: &str = "CompositePodGroup";
+pub const GROUP_SCHEDULED: &str = ConditionType::PodGroupScheduled.as_str();
+/// The condition of a gang with members that run slower than the rest.
+pub const MEMBERS_SLOW: &str = ConditionType::MembersSlow.as_str();
+
 /// PodGroups of a tree that its condition names.
 const MAX_LISTED_GROUPS: usize = 4;
-/// The condition of a gang with members of the next revision of a Deployment that wait.
-const ROLLOUT: &str = "Rollout";
-
-/// The condition of a gang with members that run slower than the rest.
-pub const MEMBERS_SLOW: &str = "MembersSlow";
 
 /// Members that the status lists as bound without a reservation: the object has to stay below etcd's limit of a request.
 const MAX_UNRESERVED: usize = 1_000;
@@ -335,29 +323,30 @@ fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition>
     let (reason, message) = (now.0, || now.1.to_owned());
     let ambiguous = other_integrations(gang).map(|others| {
         let message = format!("integration {}; {others}", gang.key.integration);
-        (AMBIGUOUS_MEMBERSHIP, true, Reason::SeveralIntegrations, message)
+        (ConditionType::AmbiguousMembership, true, Reason::SeveralIntegrations, message)
     });
     let blocked = gang.blockers.iter().next().map(|(blocker, why)| {
         let reason = match blocker {
             Blocker::Gates | Blocker::Removal => Reason::MissingPermission,
             Blocker::Budget => Reason::DisruptionBudget,
         };
-        (BLOCKED, true, reason, why.to_string())
+        (ConditionType::Blocked, true, reason, why.to_string())
     });
     let all = [
-        Some(("Valid", valid, valid_reason, valid_message)),
-        Some(("Reserved", reserved, reason, message())),
-        Some(("Bound", bound, reason, message())),
-        spares(gang).map(|(holds, reason, message)| (SPARES, holds, reason, message)),
+        Some((ConditionType::Valid, valid, valid_reason, valid_message)),
+        Some((ConditionType::Reserved, reserved, reason, message())),
+        Some((ConditionType::Bound, bound, reason, message())),
+        spares(gang).map(|(holds, reason, message)| (ConditionType::Spares, holds, reason, message)),
         ambiguous,
         blocked,
-        unscheduled(gang).map(|message| (GROUP_SCHEDULED, false, Reason::GroupNotScheduled, message)),
-        tree(gang).map(|message| (COMPOSITE, true, Reason::PlacedTogether, message)),
-        rollout(gang).map(|message| (ROLLOUT, true, Reason::RevisionWaits, message)),
-        gang.is_awaiting().then(|| (RESERVATION_KEPT, true, Reason::OwnerRestarts, message())),
+        unscheduled(gang)
+            .map(|message| (ConditionType::PodGroupScheduled, false, Reason::GroupNotScheduled, message)),
+        tree(gang).map(|message| (ConditionType::CompositePodGroup, true, Reason::PlacedTogether, message)),
+        rollout(gang).map(|message| (ConditionType::Rollout, true, Reason::RevisionWaits, message)),
+        gang.is_awaiting().then(|| (ConditionType::ReservationKept, true, Reason::OwnerRestarts, message())),
         gang.slow_members
             .as_ref()
-            .map(|members| (MEMBERS_SLOW, true, Reason::MemberSlow, members.to_string())),
+            .map(|members| (ConditionType::MembersSlow, true, Reason::MemberSlow, members.to_string())),
     ];
     let mut conditions = Vec::with_capacity(all.len());
     for (since, condition) in gang.transitions.iter_mut().zip(all) {
@@ -373,7 +362,7 @@ fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition>
             observed_generation: None,
             reason: reason.to_string(),
             status: if holds { "True" } else { "False" }.to_owned(),
-            type_: kind.to_owned(),
+            type_: kind.to_string(),
         });
     }
     conditions

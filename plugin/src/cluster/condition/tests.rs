@@ -11,6 +11,7 @@ fn gpu(name: &str) -> GpuName {
     uuid(name).into()
 }
 
+/// The problems of GPUs; a fatal Xid is 79.
 fn diagnosis(troubles: &[(&str, Cause, &str)]) -> Diagnosis {
     Diagnosis {
         known: true,
@@ -21,6 +22,7 @@ fn diagnosis(troubles: &[(&str, Cause, &str)]) -> Diagnosis {
                 gpu: gpu(name),
                 extent: Extent::Gpu,
                 cause: *cause,
+                xid: (*cause == XID).then_some(79),
                 reason: (*reason).to_owned(),
             })
             .collect(),
@@ -29,6 +31,9 @@ fn diagnosis(troubles: &[(&str, Cause, &str)]) -> Diagnosis {
 }
 
 const XID: Cause = Cause::Xid(Class::Fatal);
+
+/// What the Event of Xid 79 adds.
+const RESPONSE: &str = ". Response: drain the node and reboot it; replace the board if it repeats";
 
 fn texts(events: &[Message]) -> Vec<String> {
     let text = |event: &Message| format!("{} {}", event.reason, event.note);
@@ -69,7 +74,10 @@ fn change_is_reported_once_with_reason_and_proof() {
     let mut reported = LastReported::default();
     let start = Instant::now();
     let unhealthy_gpus = diagnosis(&[("a", XID, "Xid 79")]);
-    assert_eq!(texts(&reported.events(&unhealthy_gpus, start)), ["GpuUnhealthy GPU-a: Xid 79"]);
+    assert_eq!(
+        texts(&reported.events(&unhealthy_gpus, start)),
+        [format!("GpuUnhealthy GPU-a: Xid 79{RESPONSE}")]
+    );
     assert_eq!(texts(&reported.events(&unhealthy_gpus, start)), [""; 0]);
     let mut well = diagnosis(&[]);
     well.ended = vec![(1, Ended { gpu: uuid("a"), reason: "Xid 79".to_owned(), proof: Proof::Responds })];
@@ -77,6 +85,21 @@ fn change_is_reported_once_with_reason_and_proof() {
         texts(&reported.events(&well, start + EVENT_INTERVAL_PER_GPU)),
         ["GpuRecovered GPU-a: no longer \"Xid 79\"; it was off the bus and responds again"]
     );
+}
+
+#[test]
+fn event_of_an_xid_has_its_response_if_it_fits() {
+    let uuid = "GPU-00000000-0000-0000-0000-000000000000";
+    let table = Table::built_in();
+    for xid in table.all().iter().filter(|xid| xid.class.is_unhealthy()) {
+        let text = with_response(format!("{uuid}: {}", table.describe(xid.code)), Some(xid.code));
+        assert!(text.ends_with(xid.response), "Xid {}: {text}", xid.code);
+        assert!(text.len() <= MAX_MESSAGE, "Xid {}: {} bytes", xid.code, text.len());
+    }
+    let long = "x".repeat(MAX_MESSAGE - 10);
+    assert_eq!(with_response(long.clone(), Some(79)), long);
+    assert_eq!(with_response("Xid 13".to_owned(), Some(13)), "Xid 13");
+    assert_eq!(with_response("GPU lost".to_owned(), None), "GPU lost");
 }
 
 #[test]
@@ -94,7 +117,7 @@ fn flapping_gpu_is_reported_rarely() {
     let end = start + Duration::from_secs(120);
     let both = diagnosis(&[("a", XID, "Xid 79"), ("b", XID, "Xid 79")]);
     reported.at.insert((gpu("a"), Problem::Fault), end);
-    assert_eq!(texts(&reported.events(&both, end)), ["GpuUnhealthy GPU-b: Xid 79"]);
+    assert_eq!(texts(&reported.events(&both, end)), [format!("GpuUnhealthy GPU-b: Xid 79{RESPONSE}")]);
     assert_eq!(reported.later(&both, end), Some(EVENT_INTERVAL_PER_GPU));
 }
 
@@ -148,7 +171,7 @@ fn cordon_has_its_own_reason_and_events() {
     let written = condition(&both, &[], None, Timestamp::UNIX_EPOCH);
     assert_eq!(written.message.as_deref(), Some("GPU-a: Xid 79"));
     let later = now + EVENT_INTERVAL_PER_GPU;
-    assert_eq!(texts(&reported.events(&both, later)), ["GpuUnhealthy GPU-a: Xid 79"]);
+    assert_eq!(texts(&reported.events(&both, later)), [format!("GpuUnhealthy GPU-a: Xid 79{RESPONSE}")]);
     let last = later + EVENT_INTERVAL_PER_GPU;
     assert_eq!(
         texts(&reported.events(&diagnosis(&[("a", XID, "Xid 79")]), last)),

@@ -125,6 +125,7 @@ fn device_is_unhealthy_with_diagnosis() {
             gpu: GpuName::Uuid("GPU-1".parse().unwrap()),
             extent: Extent::Gpu,
             cause: Cause::Lost,
+            xid: None,
             reason: "GPU lost".to_owned(),
         }],
         ..Diagnosis::default()
@@ -176,7 +177,7 @@ fn largest_status_fits_into_etcd() {
 
 fn trouble(gpu: &str, cause: Cause) -> crate::health::Trouble {
     let gpu = crate::health::GpuName::Uuid(gpu.parse().unwrap());
-    crate::health::Trouble { gpu, extent: Extent::Gpu, cause, reason: String::new() }
+    crate::health::Trouble { gpu, extent: Extent::Gpu, cause, xid: None, reason: String::new() }
 }
 
 /// The time of a problem decides whether it is a new one, for remediation.
