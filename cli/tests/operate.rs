@@ -415,6 +415,30 @@ async fn drain_ends_when_gpu_is_uncordoned_or_gone() {
     }
 }
 
+/// Another GPU leaves the node, so that the indices of those after it change: the drain stays with its GPU.
+#[tokio::test(flavor = "multi_thread")]
+async fn drain_follows_gpu_to_another_index() {
+    let stage = Stage::start().await;
+    let drain = stage.run(&["drain", "gpu", "a/1", "--timeout=60"]);
+    let leave = async {
+        while stage.cordon("a", "GPU-a-1").await.is_none() {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        let gpu_nodes = Api::<GpuNode>::all(stage.0.client.clone());
+        let machine = std::fs::read_to_string(support::machine("workstation-2x.yaml")).unwrap();
+        let mut machine: serde_json::Value = serde_saphyr::from_str(&machine).unwrap();
+        (machine["gpus"][0]["uuid"], machine["gpus"][1]["uuid"]) = ("GPU-a-1".into(), "GPU-a-2".into());
+        machine["nics"] = serde_json::Value::Null;
+        let spec = json!({"spec": {"machine": machine}});
+        gpu_nodes.patch("a", &PatchParams::default(), &Patch::Merge(spec)).await.unwrap();
+        // Of GPU 1 now, which was GPU 2.
+        stage.holder("beside", 2).await;
+    };
+    let ((code, text), ()) = tokio::join!(drain, leave);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("a GPU 0 (GPU-a-1) is drained: no pod holds it"), "{text}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn drain_names_an_api_server_that_is_away() {
     let stage = Stage::start().await;

@@ -193,19 +193,18 @@ impl Drain {
     }
 
     /// The GpuNode. The drain ends if the GPU is gone, or may get new pods.
-    async fn node(&self) -> anyhow::Result<GpuNode> {
+    async fn node(&mut self) -> anyhow::Result<GpuNode> {
         self.node_of(true).await
     }
 
-    async fn node_of(&self, must_be_cordoned: bool) -> anyhow::Result<GpuNode> {
+    async fn node_of(&mut self, must_be_cordoned: bool) -> anyhow::Result<GpuNode> {
         let Target { node, uuid, .. } = &self.target;
         let api = Api::<GpuNode>::all(self.client.clone());
         let found = tried(async || api.get_opt(node).await).await?;
         let found = found.with_context(|| format!("the GpuNode {node} is gone"))?;
-        if !found.spec.machine.gpus().iter().any(|gpu| gpu.uuid.as_ref() == Some(uuid)) {
-            return Err(anyhow!("{node} has no GPU {uuid} any more"));
-        }
-        if must_be_cordoned && Cordons::of(found.metadata.annotations.as_ref()).get(uuid).is_none() {
+        let is_cordoned = Cordons::of(found.metadata.annotations.as_ref()).get(uuid).is_some();
+        self.target = self.target.located(&found)?;
+        if must_be_cordoned && !is_cordoned {
             return Err(anyhow!("{} was uncordoned meanwhile, and may get new pods", self.target));
         }
         Ok(found)

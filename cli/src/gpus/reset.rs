@@ -144,13 +144,11 @@ impl Reset {
     }
 
     async fn node(&self) -> anyhow::Result<GpuNode> {
-        let Target { node, uuid, .. } = &self.target;
+        let node = &self.target.node;
         let api = Api::<GpuNode>::all(self.client.clone());
         let found = tried(async || api.get_opt(node).await).await?;
         let found = found.with_context(|| format!("the GpuNode {node} is gone"))?;
-        if !found.spec.machine.gpus().iter().any(|gpu| gpu.uuid.as_ref() == Some(uuid)) {
-            bail!("{node} has no GPU {uuid} any more");
-        }
+        self.target.located(&found)?;
         Ok(found)
     }
 
@@ -162,7 +160,7 @@ impl Reset {
 
     /// Checks that the GPUs are drained.
     fn check_drained(&mut self, node: &GpuNode, group: &[Target]) -> anyhow::Result<()> {
-        let Some(refusal) = refusal(node, group, &self.target) else {
+        let Some(refusal) = refusal(node, &located(node, group)?, &self.target.located(node)?) else {
             return Ok(());
         };
         self.failure = names::RESET_NOT_DRAINED_EXIT;
@@ -323,17 +321,20 @@ impl Reset {
     /// Waits until nothing is wrong with the GPUs. Just after a reset links and the fabric are not up yet.
     async fn wait_until_healthy(&self, group: &[Target]) -> anyhow::Result<()> {
         let deadline = Instant::now() + PLUGIN_LIMIT;
-        while let Some(problem) = problem(&self.node().await?, group) {
+        loop {
+            let node = self.node().await?;
+            let Some(problem) = problem(&node, &located(&node, group)?) else {
+                return Ok(());
+            };
             if Instant::now() >= deadline {
                 bail!(
                     "{problem}: leave it cordoned, and see `gantry evidence gpu {}/{}` for a replacement",
                     self.target.node,
-                    self.target.index
+                    self.target.uuid
                 );
             }
             tokio::time::sleep(PAUSE).await;
         }
-        Ok(())
     }
 
     /// Removes the pod and the request to keep NVML closed.
@@ -414,6 +415,11 @@ async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Res
     response.unwrap_or_else(|_| {
         Err(kube::Error::Service(format!("no response within {} s", TIMEOUT.as_secs()).into()))
     })
+}
+
+/// These GPUs at their present indices.
+fn located(node: &GpuNode, gpus: &[Target]) -> anyhow::Result<Vec<Target>> {
+    gpus.iter().map(|gpu| gpu.located(node)).collect()
 }
 
 /// Whether a GPU has MIG instances. They are not kept over a reset, unlike the MIG mode.

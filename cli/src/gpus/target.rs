@@ -22,6 +22,19 @@ pub(super) struct Target {
     pub(super) uuid: GpuUuid,
 }
 
+impl Target {
+    /// The GPU at its present index: that changes when another GPU leaves the node.
+    ///
+    /// # Errors
+    /// The node does not have the GPU any more.
+    pub(super) fn located(&self, node: &GpuNode) -> anyhow::Result<Self> {
+        let mut gpus = node.spec.machine.gpus().iter();
+        let gpu = gpus.find(|gpu| gpu.uuid.as_ref() == Some(&self.uuid));
+        let gpu = gpu.ok_or_else(|| anyhow!("{} has no GPU {} any more", self.node, self.uuid))?;
+        Ok(Self { index: gpu.index, ..self.clone() })
+    }
+}
+
 impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} GPU {} ({})", self.node, self.index, self.uuid)
@@ -178,6 +191,15 @@ mod tests {
             "2 GPUs have GPU-aa: node-1/0, node-1/1; name one of them"
         );
         assert_eq!(found("GPU-cccc1"), Ok("node-2 GPU 0 (GPU-cccc1)".to_owned()));
+    }
+
+    #[test]
+    fn gpu_keeps_its_uuid_and_not_its_index() {
+        let target = find(&[node("node-1", &["GPU-a", "GPU-b", "GPU-c", "GPU-d"])], "node-1/1").unwrap();
+        let after = node("node-1", &["GPU-b", "GPU-c", "GPU-d", "GPU-e"]);
+        assert_eq!(target.located(&after).unwrap().to_string(), "node-1 GPU 0 (GPU-b)");
+        let error = target.located(&node("node-1", &["GPU-a", "GPU-c", "GPU-d", "GPU-e"])).unwrap_err();
+        assert_eq!(error.to_string(), "node-1 has no GPU GPU-b any more");
     }
 
     #[test]
