@@ -33,8 +33,8 @@ use gantry_config::source::{self, Report};
 /// Notes queued for the API server. Notes over the limit appear in the log only.
 const MAX_QUEUED_NOTES: usize = 256;
 
-/// Longest delay before devices are offered to kubelet while faults stored by an earlier run are still being
-/// read.
+/// Longest delay before NVML is opened and devices are offered to kubelet, while the state of an earlier run is still
+/// being read.
 const ADOPTION_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Time from the start until the plugin is registered, the machine is read and the choice table is built.
@@ -108,14 +108,19 @@ pub async fn run_with(args: Args, timing: WatchdogTiming, shutdown: Cancellation
     };
     let checks = args.health_checks();
     let publish_hardware = found.clone();
-    let nvml_thread =
-        NvmlThread::start(&settings, checks, Timing::default(), found).context("starting the NVML thread")?;
+    let in_cluster = !args.no_cluster;
+    let limit = if in_cluster { ADOPTION_TIMEOUT } else { Duration::ZERO };
+    let nvml_thread = NvmlThread::start_after_adoption(&settings, checks, Timing::default(), found, limit)
+        .context("starting the NVML thread")?;
     observed.count_xids(nvml_thread.xids());
     if let Some(samples) = samples {
         tasks.spawn(close_with(samples.clone(), nvml_thread.diagnoses(), shutdown.clone()));
         let source = SamplerSource { library: args.nvml_library.clone(), config: config.clone() };
-        let shutdown = shutdown.clone();
+        let (adopted, shutdown) = (nvml_thread.diagnoses(), shutdown.clone());
         tasks.spawn(async move {
+            adopted.adopted(limit).await;
+            // Whether NVML stays closed is known before the sampler opens it.
+            samples.keep_nvml_closed(adopted.now().nvml_closed);
             if let Err(error) = samples.run(source, shutdown).await {
                 tracing::error!("no thread can be started, so /metrics/dcgm stays empty: {error}");
             }
@@ -133,7 +138,6 @@ pub async fn run_with(args: Args, timing: WatchdogTiming, shutdown: Cancellation
     };
     tasks.spawn(watchdog.run(shutdown.clone()));
     let adopted = diagnoses.clone();
-    let in_cluster = !args.no_cluster;
     let offering = offer::follow(hardware, config.clone(), publish, shutdown.clone());
     tasks.spawn(async move {
         // Waits, so that a GPU in quarantine is not offered as healthy before its stored fault is adopted.

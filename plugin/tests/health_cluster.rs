@@ -230,6 +230,59 @@ async fn nvml_is_closed_on_request_and_opened_again() {
     scene.stop().await;
 }
 
+/// A plugin that ends in the middle of a reset is started again: the next one does not open NVML before the reset is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn plugin_started_during_reset_keeps_nvml_closed() {
+    let mut scene = Scene::of("l4-4x-pcie").await;
+    scene.start().await;
+    let is_closed = |status: &GpuNodeStatus| {
+        status.conditions.iter().any(|known| known.type_ == names::NVML_CLOSED_CONDITION)
+    };
+    scene.sim.installed.controller.raise_xid(1, 79).unwrap();
+    scene.account("a fault", |status| !status.faults.is_empty()).await;
+    let until = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(5);
+    scene.annotate(names::NVML_CLOSED_ANNOTATION, Some(&until.to_string())).await;
+    scene.account("closed NVML", is_closed).await;
+    scene.stop().await;
+    let before = scene.sim.installed.controller.calls();
+    scene.launch();
+    // Longer than a plugin waits for the API server at its start.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let meanwhile = scene.sim.installed.controller.calls().since(&before);
+    assert_eq!(meanwhile.total(), 0, "{:?}", meanwhile.by_name());
+    scene.annotate(names::NVML_CLOSED_ANNOTATION, None).await;
+    let is_read = |status: &GpuNodeStatus| is_of_this_run(status) && !is_closed(status);
+    let opened = scene.account("open NVML", is_read).await;
+    assert_eq!((unhealthy(&opened).len(), opened.faults.len()), (1, 1), "{:?}", unhealthy(&opened));
+    scene.stop().await;
+}
+
+/// A GPU fails again before the reset is confirmed: its quarantine stays, and the Event says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn lift_after_reset_reports_gpu_that_failed_again() {
+    let mut scene = Scene::of("l4-4x-pcie").await;
+    scene.start().await;
+    let is_closed = |status: &GpuNodeStatus| {
+        status.conditions.iter().any(|known| known.type_ == names::NVML_CLOSED_CONDITION)
+    };
+    scene.sim.installed.controller.raise_xid(1, 79).unwrap();
+    scene.account("a fault", |status| !status.faults.is_empty()).await;
+    let until = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(5);
+    scene.annotate(names::NVML_CLOSED_ANNOTATION, Some(&until.to_string())).await;
+    scene.account("closed NVML", is_closed).await;
+    scene.annotate(names::NVML_CLOSED_ANNOTATION, None).await;
+    scene.account("open NVML", |status| !is_closed(status)).await;
+    scene.sim.installed.controller.raise_xid(1, 79).unwrap();
+    assert!(scene.holds_against(1).await);
+    let gpu = scene.sim.uuid(1).to_owned();
+    scene.annotate(names::LIFT_QUARANTINE_ANNOTATION, Some(&gpu)).await;
+    let note = scene.event("QuarantineLiftOutdated").await;
+    assert!(note.starts_with(&format!("the quarantine of {gpu} stays: ")), "{note}");
+    let after = scene.account("a status", |_| true).await;
+    assert!(after.faults.iter().any(|fault| fault.gpu == gpu), "{:?}", after.faults);
+    scene.stop().await;
+}
+
 /// A board that fails again and again: Xids, remapped rows and resets add up over a restart of the plugin, by serial number.
 #[tokio::test(flavor = "multi_thread")]
 async fn evidence_of_a_board_adds_up_over_restart() {

@@ -48,7 +48,8 @@ async fn run(client: Client, cluster: &Cluster) {
     let mut backoff = RETRY;
     let mut failures = LogThrottle::default();
     let mut known: Option<Cordons> = None;
-    let mut closed: Option<String> = None;
+    // The annotation, once it was read: it may have been removed since NVML was closed at the start.
+    let mut closed: Option<Option<String>> = None;
     let mut reported = BTreeSet::new();
     while let Some(event) = stream.next().await {
         let node = match event {
@@ -79,8 +80,8 @@ async fn run(client: Client, cluster: &Cluster) {
             known = Some(cordons);
         }
         let until = annotations.get(names::NVML_CLOSED_ANNOTATION);
-        if closed.as_ref() != until {
-            closed = until.cloned();
+        if closed.as_ref().map(Option::as_ref) != Some(until) {
+            closed = Some(until.cloned());
             cluster.diagnoses.keep_nvml_closed(until.and_then(|until| time_closed(until, Timestamp::now())));
         }
         let without_gpu = without_gpu(&annotations, cluster);
@@ -96,7 +97,7 @@ async fn run(client: Client, cluster: &Cluster) {
 }
 
 /// How long NVML stays closed by this annotation. `None` if the time is past, or is none.
-fn time_closed(until: &str, now: Timestamp) -> Option<Duration> {
+pub(super) fn time_closed(until: &str, now: Timestamp) -> Option<Duration> {
     let until: Timestamp = until
         .parse()
         .inspect_err(|error| {

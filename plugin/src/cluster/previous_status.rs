@@ -1,7 +1,7 @@
 //! Reads the status that an earlier run of this plugin published: its holders and faults must survive a restart. Other
 //! modules judge it.
 
-use gantry_api::{Cordons, GpuEvidence, GpuFault, GpuNode, GpuProblem, Holder, NodeName};
+use gantry_api::{Cordons, GpuEvidence, GpuFault, GpuNode, GpuProblem, Holder, NodeName, names};
 use kube::api::{ApiResource, DynamicObject};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
@@ -23,18 +23,22 @@ pub(super) struct PreviousStatus {
     pub(super) evidence: Vec<GpuEvidence>,
     /// The GPUs that are cordoned by annotation.
     pub(super) cordons: Cordons,
+    /// The annotation that has NVML closed, because a GPU is being reset.
+    pub(super) nvml_closed: Option<String>,
 }
 
 impl PreviousStatus {
     /// Reads the entries that this version understands: an unknown entry, written by a later version or by hand, must
     /// not hide the others.
     pub(super) fn of(node: &DynamicObject) -> Self {
+        let annotations = node.metadata.annotations.as_ref();
         Self {
             holders: entries(&node.data["status"]["holders"], "holder"),
             faults: entries(&node.data["status"]["faults"], "fault"),
             problems: entries(&node.data["status"]["problems"], "problem"),
             evidence: entries(&node.data["status"]["evidence"], "record of evidence"),
-            cordons: Cordons::of(node.metadata.annotations.as_ref()),
+            cordons: Cordons::of(annotations),
+            nvml_closed: annotations.and_then(|all| all.get(names::NVML_CLOSED_ANNOTATION).cloned()),
         }
     }
 }

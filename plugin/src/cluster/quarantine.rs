@@ -2,11 +2,13 @@
 //! lifts a quarantine that the operator ends by an annotation on the `GpuNode`. The publisher stores faults; the health
 //! module judges them.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use gantry_api::{GpuNode, ObjectMessage, Reason, names};
 use gantry_runtime::chain;
 use gantry_runtime::events::Message;
+use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::json;
@@ -14,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use super::Cluster;
+use super::cordons::time_closed;
 use super::events::NodeEventRecorder;
 use super::previous_status::{self, PreviousStatus};
 use crate::inventory::Lift;
@@ -33,9 +36,13 @@ async fn follow(client: Client, cluster: &Cluster) {
     let api = Api::<GpuNode>::all(client.clone());
     // The pod watch reports failures of the API server.
     let previous = previous_status::read(&client, &cluster.node, |_| {}).await;
-    let PreviousStatus { faults: stored, cordons, evidence, .. } = previous.unwrap_or_default();
+    let PreviousStatus { faults: stored, cordons, evidence, nvml_closed, .. } = previous.unwrap_or_default();
     if !stored.is_empty() {
         info!(faults = stored.len(), "adopted GPU faults of an earlier run");
+    }
+    // Before the rest, so that NVML is not opened in the middle of a reset. The task of the cordons follows the annotation.
+    if let Some(time) = nvml_closed.and_then(|until| time_closed(&until, Timestamp::now())) {
+        cluster.diagnoses.keep_nvml_closed(Some(time));
     }
     cluster.diagnoses.adopt(stored, cordons, evidence);
     let mut diagnosis = cluster.diagnoses.diagnosis();
@@ -133,9 +140,20 @@ impl QuarantineLifter<'_> {
             let note = format!("none of {text} is in quarantine: nothing was lifted");
             return (true, Reason::QuarantineLiftInvalid, note);
         }
-        self.cluster.diagnoses.lift(lift);
+        self.cluster.diagnoses.lift(lift.clone());
         // The NVML thread responds within a fraction of a second. If it has ended, so does this task.
         let _ = diagnosis.wait_for(|now| now.lifts > lifts).await;
+        let now = diagnosis.borrow();
+        let faulty = now.faults.iter().map(|fault| fault.0.gpu.as_str());
+        let stays: BTreeSet<&str> =
+            faulty.filter(|gpu| gpu.parse().is_ok_and(|gpu| lift.includes(&gpu))).collect();
+        if !stays.is_empty() {
+            let gpus = stays.into_iter().collect::<Vec<_>>().join(", ");
+            let note = format!(
+                "the quarantine of {gpus} stays: since NVML was opened after the reset, the GPU failed again, or its NVLinks are still down"
+            );
+            return (true, Reason::QuarantineLiftOutdated, note);
+        }
         let note = format!("the quarantine of {text} was lifted by annotation");
         (false, Reason::GpuQuarantineLifted, note)
     }

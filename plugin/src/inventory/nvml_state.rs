@@ -130,6 +130,8 @@ pub(super) struct NvmlState {
     pub(super) layout_reply: Option<(oneshot::Sender<LayoutOutcomes>, LayoutOutcomes)>,
     /// Until when NVML stays closed, on request.
     closed_until: Option<Instant>,
+    /// Whether NVML was ever to be opened.
+    has_opened: bool,
     /// When NVML was opened after it had been closed on request. A quarantine that is lifted soon afterwards ends by a reset.
     opened_at: Option<Timestamp>,
     /// Remaining loads of NVML while it does not list all GPUs of the kernel.
@@ -200,6 +202,7 @@ impl NvmlState {
             layout_request: None,
             layout_reply: None,
             closed_until: None,
+            has_opened: false,
             opened_at: None,
             reloads: 0,
         }
@@ -390,6 +393,8 @@ impl NvmlState {
             }
         }
         if adopted || changed || lifts > 0 {
+            // At the start a client that waits for the adoption must see whether NVML stays closed.
+            self.diagnosis.nvml_closed |= !self.has_opened && self.is_to_close();
             self.publish();
             // Published after the hardware, so that a client that waits for it sees the current hardware.
             self.diagnosis.adopted |= adopted;
@@ -414,6 +419,21 @@ impl NvmlState {
         }
     }
 
+    /// Waits at the start until the state of an earlier run was adopted, at most `time`: NVML may have to stay closed.
+    /// True: continue; false: stop.
+    pub(super) fn await_adoption(&mut self, time: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            self.apply_commands();
+            if self.diagnosis.adopted || start.elapsed() >= time {
+                return true;
+            }
+            if !self.pause.sleep(self.wait()) {
+                return false;
+            }
+        }
+    }
+
     /// Whether NVML is to be closed.
     pub(super) fn is_to_close(&self) -> bool {
         self.closed_until.is_some_and(|until| Instant::now() < until)
@@ -422,6 +442,7 @@ impl NvmlState {
     /// Pauses while NVML is to be closed, which it is now. True: continue; false: stop.
     pub(super) fn stay_closed(&mut self) -> bool {
         if !self.is_to_close() {
+            self.has_opened = true;
             return true;
         }
         tracing::info!("NVML is closed, so that a GPU can be reset");
@@ -434,6 +455,7 @@ impl NvmlState {
             self.apply_commands();
         }
         tracing::info!("NVML is opened again");
+        self.has_opened = true;
         self.opened_at = Some(Timestamp::now());
         true
     }

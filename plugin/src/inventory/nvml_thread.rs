@@ -48,6 +48,21 @@ impl NvmlThread {
         timing: Timing,
         publish: watch::Sender<Arc<Hardware>>,
     ) -> io::Result<Self> {
+        Self::start_after_adoption(settings, checks, timing, publish, Duration::ZERO)
+    }
+
+    /// As [`NvmlThread::start`]. NVML is opened once the state of an earlier run was adopted, or after `limit`: a GPU may be
+    /// in the middle of a reset, for which NVML stays closed.
+    ///
+    /// # Errors
+    /// When the operating system refuses a thread.
+    pub fn start_after_adoption(
+        settings: &Settings,
+        checks: HealthChecks,
+        timing: Timing,
+        publish: watch::Sender<Arc<Hardware>>,
+        limit: Duration,
+    ) -> io::Result<Self> {
         let (stop, stopped) = channel();
         let xids = XidCounts::default();
         let (diagnoses, diagnoses_end) = Diagnoses::pair();
@@ -68,7 +83,7 @@ impl NvmlThread {
         );
         let thread = std::thread::Builder::new().name("nvml".to_owned()).spawn(move || {
             let _last_word = panic_notice;
-            run(state);
+            run(state, limit);
         })?;
         Ok(Self { _stop: stop, thread, xids, diagnoses, marker, heartbeat })
     }
@@ -104,7 +119,10 @@ impl NvmlThread {
     }
 }
 
-fn run(mut state: NvmlState) {
+fn run(mut state: NvmlState, adoption_limit: Duration) {
+    if !state.await_adoption(adoption_limit) {
+        return;
+    }
     let mut failures = 0u32;
     loop {
         if !state.stay_closed() {
