@@ -20,7 +20,7 @@ admissionregistration.k8s.io/v1
 {{- else if semverCompare ">=1.34.0-0" .root.Capabilities.KubeVersion.Version -}}
 admissionregistration.k8s.io/v1beta1
 {{- else -}}
-{{- fail (printf "%s needs MutatingAdmissionPolicy, which Kubernetes has since 1.34 (beta) and 1.36; this cluster has %s" .value .root.Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "%s needs MutatingAdmissionPolicy, which Kubernetes has since 1.34 (beta) and 1.36; this cluster has %s%s" .value .root.Capabilities.KubeVersion.Version (.instead | default "")) -}}
 {{- end -}}
 {{- end }}
 
@@ -80,6 +80,21 @@ gantry-plugin-config
       ports:
         - {protocol: TCP, port: page}
 {{- end }}
+{{- end }}
+
+{{- /* The conditions of a pod that the policy and the webhook assign to Gantry's scheduler. */}}
+{{- define "gantry.assign.matchConditions" -}}
+- name: asks-for-gpus
+  expression: "(object.spec.containers + object.spec.?initContainers.orValue([])).exists(c, c.?resources.?limits.orValue({}).exists(name, {{ include "gantry.isManaged" . }}))"
+- name: names-no-scheduler
+  expression: "object.spec.?schedulerName.orValue('default-scheduler') == 'default-scheduler'"
+- name: is-not-bound
+  expression: "object.spec.?nodeName.orValue('') == ''"
+{{- end }}
+
+{{- /* The Secret with the certificate of the webhook. */}}
+{{- define "gantry.webhook.secret" -}}
+{{ .Values.scheduler.webhook.tlsSecret | default "gantry-webhook-tls" }}
 {{- end }}
 
 {{- /* Security context of the extender, which needs no rights on its node. */}}

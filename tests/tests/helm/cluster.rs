@@ -43,7 +43,8 @@ fn upgrade(helm: &Helm, cluster: &Cluster, chart: &Path, values: &[&str]) -> gan
 /// or the user made them.
 async fn remains(cluster: &Cluster) -> Result<String> {
     let cluster_wide = "clusterroles,clusterrolebindings,crd,flowschemas,validatingadmissionpolicies,\
-                        validatingadmissionpolicybindings,mutatingadmissionpolicies,mutatingadmissionpolicybindings";
+                        validatingadmissionpolicybindings,mutatingadmissionpolicies,mutatingadmissionpolicybindings,\
+                        mutatingwebhookconfigurations";
     let in_namespaces = "daemonsets,deployments,services,serviceaccounts,roles,rolebindings,networkpolicies,pdb,\
                          configmaps,secrets,resourcequotas,podtemplates";
     let mut all = cluster.kubectl(&["get", cluster_wide, "-o", "name"]).await?;
@@ -64,7 +65,7 @@ fn older(folder: &Path) -> Result<()> {
 
 /// The API server accepts every object of each shape; a release changes its shape; nothing but the CRDs stays.
 pub(crate) fn release_comes_and_goes_without_remains() -> Result<()> {
-    let shapes: [&[&str]; 4] = [
+    let shapes: [&[&str]; 5] = [
         &[
             "scheduler.mode=own",
             "scheduler.own.assign.enabled=true",
@@ -75,6 +76,7 @@ pub(crate) fn release_comes_and_goes_without_remains() -> Result<()> {
             "extender.remediationReset=true",
             "extender.migDrain=true",
         ],
+        &["scheduler.mode=own", "scheduler.webhook.enabled=true"],
         &["scheduler.mode=existing", "plugin.labels=node", "plugin.configs.default.flags.migStrategy=mixed"],
         &[
             "scheduler.mode=existing",
@@ -101,7 +103,11 @@ pub(crate) fn release_comes_and_goes_without_remains() -> Result<()> {
             });
             cluster.kubectl_with_input(&["apply", "-f", "-"], &quarantine.to_string()).await?;
             for values in shapes {
-                upgrade(&helm, cluster, &chart(), values).with_context(|| format!("{values:?}"))?;
+                let notes =
+                    upgrade(&helm, cluster, &chart(), values).with_context(|| format!("{values:?}"))?;
+                let is_assigned = values.contains(&"scheduler.webhook.enabled=true");
+                let words = "Pods that request GPUs get it by the webhook of the extenders in namespaces with gantry.dev/scheduler=true";
+                ensure!(notes.contains(words) == is_assigned, "{values:?}: {notes}");
             }
             let policies = cluster.kubectl(&["get", "validatingadmissionpolicies", "-o", "json"]).await?;
             let policies: Value = serde_json::from_str(&policies)?;

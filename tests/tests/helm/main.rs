@@ -30,6 +30,8 @@ fn main() -> ExitCode {
         ("wrong_values_are_refused_by_name", render::wrong_values_are_refused_by_name),
         ("good_values_of_the_extender_are_accepted", render::good_values_of_the_extender_are_accepted),
         ("each_shape_has_its_objects", render::each_shape_has_its_objects),
+        ("webhook_has_the_rule_of_the_policy", render::webhook_has_the_rule_of_the_policy),
+        ("webhook_takes_the_secret_of_the_operator", render::webhook_takes_the_secret_of_the_operator),
         ("values_reach_the_pods", render::values_reach_the_pods),
         ("page_is_off_by_default_and_on_loopback", render::page_is_off_by_default_and_on_loopback),
         ("page_on_the_network_has_port_and_policy", render::page_on_the_network_has_port_and_policy),

@@ -49,7 +49,7 @@ pub(crate) fn both_helms_accept_the_chart() -> Result<()> {
 
 /// The schema names the value, and the chart the reason where a schema cannot.
 pub(crate) fn wrong_values_are_refused_by_name() -> Result<()> {
-    let wrong: [(&[&str], &str); 19] = [
+    let wrong: [(&[&str], &str); 27] = [
         (&["scheduler.mode=ohne"], "/scheduler/mode"),
         (&["plugin.label=gfd"], "'label'"),
         (&["plugin.labels=nodes"], "/plugin/labels"),
@@ -82,11 +82,26 @@ pub(crate) fn wrong_values_are_refused_by_name() -> Result<()> {
             &["scheduler.mode=own", "scheduler.own.assign.enabled=true"],
             "scheduler.own.assign.enabled needs MutatingAdmissionPolicy",
         ),
+        (
+            &["scheduler.mode=own", "scheduler.own.assign.enabled=true"],
+            "this cluster has v1.33.2: set scheduler.webhook.enabled=true instead",
+        ),
+        (&["scheduler.webhook.enabled=true"], "/scheduler/mode"),
+        (&["scheduler.mode=existing", "scheduler.webhook.enabled=true"], "/scheduler/mode"),
+        (
+            &["scheduler.mode=own", "scheduler.webhook.enabled=true", "scheduler.own.assign.enabled=true"],
+            "/scheduler/own/assign/enabled",
+        ),
+        (&["scheduler.webhook.failurePolicy=fail"], "/scheduler/webhook/failurePolicy"),
+        (&["scheduler.webhook.port=443"], "/scheduler/webhook/port"),
+        (&["scheduler.webhook.tlsSecret=mine"], "/scheduler/webhook/caBundle"),
+        (&["scheduler.webhook.certManagerCertificate=a/b"], "/scheduler/webhook/certManagerCertificate"),
     ];
     for helm in helms()? {
         for (values, named) in wrong {
             let chart = chart().display().to_string();
-            let version = if named.contains("Mutating") { "--kube-version=1.33.2" } else { KUBERNETES };
+            let is_old = named.contains("Mutating") || named.contains("1.33.2");
+            let version = if is_old { "--kube-version=1.33.2" } else { KUBERNETES };
             let mut args = vec!["template", RELEASE, &chart, version];
             args.extend(values.iter().flat_map(|value| ["--set", *value]));
             let output = helm.run(None, &args)?;
@@ -122,6 +137,7 @@ pub(crate) fn each_shape_has_its_objects() -> Result<()> {
     for (name, values) in [
         ("plugin_alone", &["scheduler.mode=none"][..]),
         ("own", &["scheduler.mode=own", "scheduler.own.assign.enabled=true"]),
+        ("own_with_webhook", &["scheduler.mode=own", "scheduler.webhook.enabled=true"]),
         ("existing", &["scheduler.mode=existing"]),
     ] {
         let objects = objects(&template(&helm, values)?)?;
@@ -140,6 +156,82 @@ pub(crate) fn each_shape_has_its_objects() -> Result<()> {
         text += &format!("---\n{}", serde_saphyr::to_string(object)?);
     }
     insta::assert_snapshot!("own_scheduler", text);
+    Ok(())
+}
+
+/// The webhook takes the place of the policy, with the same conditions, on every supported Kubernetes.
+pub(crate) fn webhook_has_the_rule_of_the_policy() -> Result<()> {
+    let [three, four] = helms()?;
+    let more = "extender.resources[0]=example.com/a100";
+    let values = ["scheduler.mode=own", "scheduler.webhook.enabled=true", more];
+    for helm in [&three, &four] {
+        let chart = chart().display().to_string();
+        let mut args = vec!["template", RELEASE, &chart, "--namespace", NAMESPACE, "--kube-version=1.30.14"];
+        args.extend(values.iter().flat_map(|value| ["--set", *value]));
+        let mut with_webhook = objects(&helm.output(None, &args)?)?;
+        let policy = template(helm, &["scheduler.mode=own", "scheduler.own.assign.enabled=true", more])?;
+        let policy = objects(&policy)?;
+        let named = |kind: &str, name: &str| (kind.to_owned(), name.to_owned());
+        let policy = policy.get(&named("MutatingAdmissionPolicy", "gantry-scheduler-name"));
+        let policy = &policy.context("no policy")?["spec"];
+
+        let key = named("MutatingWebhookConfiguration", "gantry-scheduler-name");
+        let configuration = with_webhook.get_mut(&key).context("no configuration")?;
+        let webhook = &mut configuration["webhooks"][0];
+        for field in ["matchConditions", "failurePolicy", "reinvocationPolicy"] {
+            ensure!(!policy[field].is_null() && webhook[field] == policy[field], "{field}: {webhook:#}");
+        }
+        let constraints = &policy["matchConstraints"];
+        let labels = "matchLabels";
+        ensure!(webhook["namespaceSelector"][labels] == constraints["namespaceSelector"][labels]);
+        // The authority is that of the certificate in the Secret.
+        let bundle = webhook["clientConfig"]["caBundle"].take();
+        let mut text = format!("---\n{}", serde_saphyr::to_string(configuration)?);
+        let secret = with_webhook.get(&named("Secret", "gantry-webhook-tls")).context("no Secret")?;
+        ensure!(secret["data"]["ca.crt"] == bundle && bundle.is_string(), "{bundle}");
+        for (kind, name) in [
+            ("Service", "gantry-webhook"),
+            ("NetworkPolicy", "gantry-scheduler"),
+            ("Deployment", "gantry-scheduler"),
+        ] {
+            let object = with_webhook.get(&named(kind, name)).context(kind)?;
+            text += &format!("---\n{}", serde_saphyr::to_string(object)?);
+        }
+        insta::assert_snapshot!("own_scheduler_with_webhook", text);
+    }
+    Ok(())
+}
+
+/// With a Secret of the operator none is generated, and the authority is the operator's or cert-manager's to give.
+pub(crate) fn webhook_takes_the_secret_of_the_operator() -> Result<()> {
+    let [helm, _] = helms()?;
+    let values = ["scheduler.mode=own", "scheduler.webhook.enabled=true", "scheduler.webhook.tlsSecret=mine"];
+    let pem = "-----BEGIN CERTIFICATE-----";
+    let bundle = ("caBundle", "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t");
+    let inject = ("certManagerCertificate", "gantry-system/webhook");
+    for (value, expected, annotation) in
+        [((bundle.0, pem), json!(bundle.1), json!(null)), (inject, json!(null), json!(inject.1))]
+    {
+        let given = format!("scheduler.webhook.{}={}", value.0, value.1);
+        let cidr = "scheduler.webhook.controlPlaneCIDR=10.0.0.0/24";
+        let objects = objects(&template(&helm, &[&values[..], &[&given, cidr]].concat())?)?;
+        let object = |kind: &str, name: &str| {
+            objects.get(&(kind.to_owned(), name.to_owned())).with_context(|| format!("no {kind} {name}"))
+        };
+        ensure!(!objects.keys().any(|(kind, _)| kind == "Secret"), "a Secret is generated");
+        let configuration = object("MutatingWebhookConfiguration", "gantry-scheduler-name")?;
+        let clients = &configuration["webhooks"][0]["clientConfig"];
+        ensure!(clients["caBundle"] == expected, "{clients}");
+        let found = &configuration["metadata"]["annotations"]["cert-manager.io/inject-ca-from"];
+        ensure!(*found == annotation, "{found}");
+        let volumes = &object("Deployment", "gantry-scheduler")?["spec"]["template"]["spec"]["volumes"];
+        let volume = json!({"name": "webhook", "secret": {"secretName": "mine"}});
+        ensure!(volumes.as_array().is_some_and(|volumes| volumes.contains(&volume)), "{volumes}");
+        let ingress = &object("NetworkPolicy", "gantry-scheduler")?["spec"]["ingress"];
+        let rule = json!({"from": [{"ipBlock": {"cidr": "10.0.0.0/24"}}],
+            "ports": [{"protocol": "TCP", "port": "webhook"}]});
+        ensure!(ingress.as_array().is_some_and(|rules| rules.contains(&rule)), "{ingress}");
+    }
     Ok(())
 }
 
