@@ -35,7 +35,7 @@ pub(crate) enum Answer {
 }
 
 /// The reads of every run: a name, and the path below which the object or list is. `{}` is the namespace of Gantry.
-const READS: [(&str, &str); 21] = [
+const READS: [(&str, &str); 23] = [
     ("version", "/version"),
     ("crd-gpunodes", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.gantry.dev"),
     ("crd-gangs", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gangs.gantry.dev"),
@@ -57,6 +57,11 @@ const READS: [(&str, &str); 21] = [
     ("pod-monitors", "/apis/monitoring.coreos.com/v1/podmonitors"),
     ("service-monitors", "/apis/monitoring.coreos.com/v1/servicemonitors"),
     ("namespaces", "/api/v1/namespaces"),
+    ("webhook", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/gantry-scheduler-name"),
+    (
+        "webhook-endpoints",
+        "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dgantry-webhook",
+    ),
 ];
 /// Of the pods of all namespaces the metadata is enough.
 const PODS: (&str, &str) = ("pods", "/api/v1/pods");
@@ -101,10 +106,13 @@ impl Answers {
                 self.read.insert(format!("metrics/{name}"), text(client, &path).await);
             }
         }
-        let secrets: Vec<String> = self.items("deployments").iter().filter_map(tls_secret).collect();
-        for secret in secrets {
-            let path = format!("/api/v1/namespaces/{}/secrets/{secret}", self.namespace);
-            self.read.insert("tls".to_owned(), get(client, &path, JSON).await);
+        for volume in ["tls", "webhook"] {
+            let deployments = self.items("deployments").iter();
+            let secrets: Vec<String> = deployments.filter_map(|set| mounted_secret(set, volume)).collect();
+            for secret in secrets {
+                let path = format!("/api/v1/namespaces/{}/secrets/{secret}", self.namespace);
+                self.read.insert(format!("secret/{volume}"), get(client, &path, JSON).await);
+            }
         }
         for pod in self.items("kube-schedulers").to_vec() {
             let name = name(&pod);
@@ -244,11 +252,11 @@ pub(crate) enum Shape {
     Existing,
 }
 
-/// The Secret with the certificates of the extender, of the Deployment that mounts one.
-fn tls_secret(deployment: &Value) -> Option<String> {
+/// The Secret that a Deployment mounts as this volume.
+fn mounted_secret(deployment: &Value, volume: &str) -> Option<String> {
     let mut volumes = deployment["spec"]["template"]["spec"]["volumes"].as_array()?.iter();
-    let tls = volumes.find(|volume| volume["name"] == "tls")?;
-    tls["secret"]["secretName"].as_str().map(str::to_owned)
+    let mounted = volumes.find(|known| known["name"] == volume)?;
+    mounted["secret"]["secretName"].as_str().map(str::to_owned)
 }
 
 /// The name of an object.
@@ -340,8 +348,9 @@ mod tests {
     fn secret_is_the_one_that_the_deployment_mounts() {
         let with = |volumes: Value| json!({"spec": {"template": {"spec": {"volumes": volumes}}}});
         let mounted = with(json!([{"name": "x"}, {"name": "tls", "secret": {"secretName": "mine"}}]));
-        assert_eq!(tls_secret(&mounted).as_deref(), Some("mine"));
-        assert_eq!(tls_secret(&with(json!([{"name": "x"}]))), None);
-        assert_eq!(tls_secret(&json!({})), None);
+        assert_eq!(mounted_secret(&mounted, "tls").as_deref(), Some("mine"));
+        assert_eq!(mounted_secret(&mounted, "webhook"), None);
+        assert_eq!(mounted_secret(&with(json!([{"name": "x"}])), "tls"), None);
+        assert_eq!(mounted_secret(&json!({}), "tls"), None);
     }
 }

@@ -71,7 +71,7 @@ struct Facts<'a> {
 type Check = (&'static str, fn(&Facts<'_>) -> Finding);
 
 /// Every check, in the order in which one problem explains the next.
-const CHECKS: [Check; 22] = [
+const CHECKS: [Check; 23] = [
     ("kubernetes", kubernetes),
     ("crds", crds),
     ("policies", policies),
@@ -90,6 +90,7 @@ const CHECKS: [Check; 22] = [
     ("scheduler-calls", scheduler_calls),
     ("scheduler-resources", scheduler_resources),
     ("certificates", certificates),
+    ("webhook", webhook),
     ("clocks", clocks),
     ("metrics", metrics),
     ("memory", memory),
@@ -864,15 +865,8 @@ fn scheduler_resources(facts: &Facts<'_>) -> Finding {
 }
 
 fn certificates(facts: &Facts<'_>) -> Finding {
-    let secret = match facts.answers.get("tls") {
-        Answer::Found(secret) => secret,
-        Answer::Absent => return Ok("none is used".to_owned()),
-        Answer::Unreadable(why) => {
-            return unknown(
-                format!("the Secret of the extender's certificates cannot be read: {why}"),
-                format!("kubectl -n {} auth can-i get secrets", facts.namespace()),
-            );
-        }
+    let Some(secret) = secret(facts, "secret/tls", "the extender's certificates")? else {
+        return Ok("none is used".to_owned());
     };
     let fix = || {
         format!(
@@ -884,26 +878,84 @@ fn certificates(facts: &Facts<'_>) -> Finding {
         )
     };
     for file in ["tls.crt", "ca.crt"] {
-        let pem = serde_json::from_value::<ByteString>(secret["data"][file].clone()).unwrap_or_default();
-        let parsed = x509_parser::pem::parse_x509_pem(&pem.0).ok();
-        let end = parsed
-            .as_ref()
-            .and_then(|(_, pem)| Some(pem.parse_x509().ok()?.validity().not_after.timestamp()));
-        let Some(end) = end else {
-            return fail(format!("{file} of the Secret {} is no certificate", name(secret)), fix());
-        };
-        let left = end - facts.answers.now.as_second();
-        if left < 0 {
-            return fail(format!("{file} of the Secret {} has expired", name(secret)), fix());
-        }
-        if left < CERTIFICATE_WARNING {
-            return warn(
-                format!("{file} of the Secret {} expires in {} days", name(secret), left / 86_400),
-                fix(),
-            );
-        }
+        valid(facts, secret, file, fix)?;
     }
     Ok("the certificates of the extender are valid".to_owned())
+}
+
+/// A Secret that was read, if there is one.
+fn secret<'a>(facts: &Facts<'a>, read: &str, of: &str) -> Result<Option<&'a Value>, Problem> {
+    match facts.answers.get(read) {
+        Answer::Found(secret) => Ok(Some(secret)),
+        Answer::Absent => Ok(None),
+        Answer::Unreadable(why) => unknown(
+            format!("the Secret of {of} cannot be read: {why}"),
+            format!("kubectl -n {} auth can-i get secrets", facts.namespace()),
+        ),
+    }
+}
+
+/// Whether a file of a Secret is a certificate that does not expire soon.
+fn valid(facts: &Facts<'_>, secret: &Value, file: &str, fix: impl Fn() -> String) -> Result<(), Problem> {
+    let pem = serde_json::from_value::<ByteString>(secret["data"][file].clone()).unwrap_or_default();
+    let parsed = x509_parser::pem::parse_x509_pem(&pem.0).ok();
+    let end =
+        parsed.as_ref().and_then(|(_, pem)| Some(pem.parse_x509().ok()?.validity().not_after.timestamp()));
+    let Some(end) = end else {
+        return fail(format!("{file} of the Secret {} is no certificate", name(secret)), fix());
+    };
+    let left = end - facts.answers.now.as_second();
+    if left < 0 {
+        return fail(format!("{file} of the Secret {} has expired", name(secret)), fix());
+    }
+    if left < CERTIFICATE_WARNING {
+        return warn(
+            format!("{file} of the Secret {} expires in {} days", name(secret), left / 86_400),
+            fix(),
+        );
+    }
+    Ok(())
+}
+
+fn webhook(facts: &Facts<'_>) -> Finding {
+    let configuration = match facts.answers.get("webhook") {
+        Answer::Found(configuration) => configuration,
+        Answer::Absent => return Ok("none is used".to_owned()),
+        Answer::Unreadable(why) => {
+            return unknown(
+                format!("the MutatingWebhookConfiguration gantry-scheduler-name cannot be read: {why}"),
+                "kubectl auth can-i get mutatingwebhookconfigurations",
+            );
+        }
+    };
+    let space = facts.namespace();
+    let fix = || {
+        format!(
+            "# a new certificate: docs/doctor.md#certificate-of-the-webhook\n\
+             kubectl -n {space} delete secret gantry-webhook-tls --ignore-not-found\n{}",
+            facts.upgrade(
+                &["scheduler.webhook.enabled=true"],
+                "# or write a new one into the Secret of the webhook"
+            )
+        )
+    };
+    let bundle = configuration["webhooks"][0]["clientConfig"]["caBundle"].as_str().unwrap_or_default();
+    if bundle.is_empty() {
+        return fail("the webhook's configuration has no caBundle: the API server trusts no extender", fix());
+    }
+    let Some(secret) = secret(facts, "secret/webhook", "the webhook's certificate")? else {
+        return fail("the Secret of the webhook's certificate does not exist", fix());
+    };
+    valid(facts, secret, "tls.crt", fix)?;
+    let slices = facts.list("webhook-endpoints")?.iter();
+    let endpoints = slices.flat_map(|slice| slice["endpoints"].as_array().into_iter().flatten());
+    match endpoints.filter(|endpoint| endpoint["conditions"]["ready"] != false).count() {
+        0 => fail(
+            "the Service gantry-webhook has no ready endpoint: pods are not assigned to the scheduler",
+            format!("kubectl -n {space} get pods -l app.kubernetes.io/name={EXTENDER}"),
+        ),
+        ready => Ok(format!("extenders that assign pods to the scheduler: {ready}")),
+    }
 }
 
 /// Seconds by which the clock that renewed a Lease is ahead of the API server's; negative if it is behind. The API

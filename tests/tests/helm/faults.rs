@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use gantry_e2e::hardware::FOLDER;
 use gantry_e2e::{BUSYBOX_IMAGE, Cluster, Daemon, gantry, until};
+use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
 use crate::NAMESPACE;
@@ -246,6 +247,7 @@ async fn plant_settings(planted: &mut Planted<'_>) -> Result<()> {
 
     // The extender of another placement, with a certificate that has ended.
     let labels = json!({ "app": "tls" });
+    let volumes = ["tls", "webhook"].map(|name| json!({ "name": name, "secret": { "secretName": "ended" } }));
     let deployment = json!({
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -257,7 +259,7 @@ async fn plant_settings(planted: &mut Planted<'_>) -> Result<()> {
                 "metadata": { "labels": labels },
                 "spec": {
                     "containers": [{ "name": "main", "image": BUSYBOX_IMAGE }],
-                    "volumes": [{ "name": "tls", "secret": { "secretName": "ended" } }],
+                    "volumes": volumes,
                 },
             },
         },
@@ -278,6 +280,28 @@ async fn plant_settings(planted: &mut Planted<'_>) -> Result<()> {
     planted
         .shows("certificates", "failed", "the Secret ended has expired", "create secret generic ended ")
         .await?;
+    // The webhook of this shape, with the same certificate.
+    let webhook = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": { "name": "gantry-scheduler-name" },
+        "webhooks": [{
+            "name": "scheduler-name.gantry.dev",
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "failurePolicy": "Ignore",
+            "clientConfig": {
+                "service": { "namespace": NAMESPACE, "name": "gantry-webhook" },
+                "caBundle": ByteString(certificate.into_bytes()),
+            },
+        }],
+    });
+    planted.create(&webhook).await?;
+    planted
+        .shows("webhook", "failed", "the Secret ended has expired", "delete secret gantry-webhook-tls")
+        .await?;
+    planted.kubectl(&["delete", "mutatingwebhookconfiguration", "gantry-scheduler-name"]).await?;
+    planted.passes("webhook").await?;
     planted.kubectl(&["-n", NAMESPACE, "delete", "deployment", "gantry-extender"]).await?;
     planted.passes("certificates").await
 }

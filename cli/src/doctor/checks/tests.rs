@@ -478,7 +478,8 @@ fn tls(month: u8, day: u8) -> Value {
 
 #[test]
 fn ending_certificates_are_reported() {
-    let with = |secret: Value| move |answers: &mut Answers| *answers.answer("tls") = Answer::Found(secret);
+    let with =
+        |secret: Value| move |answers: &mut Answers| *answers.answer("secret/tls") = Answer::Found(secret);
     planted("certificates", Outcome::Failed, "create secret generic mine", with(tls(11, 1)));
     planted("certificates", Outcome::Warning, "create secret generic mine", with(tls(12, 1)));
     planted(
@@ -490,6 +491,42 @@ fn ending_certificates_are_reported() {
     let mut answers = healthy();
     with(tls(12, 31))(&mut answers);
     assert!(all(&answers, Some(&good_config())).iter().all(|report| report.outcome == Outcome::Passed));
+}
+
+/// An installation with the webhook, with a certificate that ends on this day of 2026.
+fn with_webhook(answers: &mut Answers, month: u8, day: u8) {
+    let clients = json!([{"clientConfig": {"caBundle": "eA=="}}]);
+    *answers.answer("webhook") = Answer::Found(json!({"webhooks": clients}));
+    *answers.answer("secret/webhook") = Answer::Found(tls(month, day));
+    let endpoints = json!([{"conditions": {"ready": false}}, {"conditions": {"ready": true}}]);
+    *answers.answer("webhook-endpoints") = Answer::Found(json!([{"endpoints": endpoints}]));
+}
+
+#[test]
+fn webhook_that_cannot_answer_is_reported() {
+    let mut answers = healthy();
+    with_webhook(&mut answers, 12, 31);
+    let reports = all(&answers, Some(&good_config()));
+    let report = reports.iter().find(|report| report.check == "webhook").unwrap();
+    assert_eq!(
+        (report.outcome, &*report.message),
+        (Outcome::Passed, "extenders that assign pods to the scheduler: 1")
+    );
+    let secret = "delete secret gantry-webhook-tls";
+    planted("webhook", Outcome::Failed, secret, |answers| with_webhook(answers, 11, 1));
+    planted("webhook", Outcome::Warning, secret, |answers| with_webhook(answers, 12, 1));
+    planted("webhook", Outcome::Failed, secret, |answers| {
+        with_webhook(answers, 12, 31);
+        *answers.answer("secret/webhook") = Answer::Absent;
+    });
+    planted("webhook", Outcome::Failed, "docs/doctor.md#certificate-of-the-webhook", |answers| {
+        with_webhook(answers, 12, 31);
+        value(answers, "webhook")["webhooks"][0]["clientConfig"] = json!({});
+    });
+    planted("webhook", Outcome::Failed, "get pods -l app.kubernetes.io/name=gantry-extender", |answers| {
+        with_webhook(answers, 12, 31);
+        value(answers, "webhook-endpoints")[0]["endpoints"] = json!([{"conditions": {"ready": false}}]);
+    });
 }
 
 #[test]
