@@ -196,6 +196,8 @@ async fn install(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
     page.shows("kubectl get gpunodes", &["node-1"]).await?;
     page.run("helm upgrade").await?;
     page.shows("kubectl -n gantry-system get pods", &["gantry-scheduler"]).await?;
+    // With the webhook, and without.
+    page.run("helm upgrade").await?;
     page.run("helm upgrade").await?;
     stage.serves(&[("node-1", GPUS)]).await?;
     page.run("gantry scheduler-config").await?;
