@@ -9,6 +9,7 @@ use gantry_api::{GpuNode, names};
 use gantry_e2e::gantry::{self, manifests};
 use gantry_e2e::hardware::Hardware;
 use gantry_e2e::{Cluster, until};
+use gantry_topology::{Gpu, GpuInstance};
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -154,6 +155,11 @@ async fn drained(bed: &Bed, node: &str) -> Result<()> {
     });
     budgets.create(&Default::default(), &serde_json::from_value(budget)?).await?;
     let beside = run_on(&api, "beside", GPU_RESOURCE, 1, node).await?;
+    // And a MIG device of a GPU that gets another layout.
+    let slice = run_on(&api, "slice", SMALL, 1, node).await?;
+    let device = pods::seen(cluster, &slice, "main").await?;
+    let device = device.iter().next().context("a MIG device")?;
+    let cut = instances_of(bed, node, device).await?;
     cluster.kubectl(&["label", "node", node, &format!("{}=true", names::MIG_DRAIN_LABEL)]).await?;
 
     // The plugin is killed after some instances were made.
@@ -167,6 +173,13 @@ async fn drained(bed: &Bed, node: &str) -> Result<()> {
     .await?;
     cluster.node(node)?.restart(gantry::PLUGIN).await?;
     hardware.controller().clear_rule(CREATE)?;
+    counts(10, 5, 5, 0).await?;
+    state(bed, node, "pending").await?;
+    let kept = instances_of(bed, node, device).await?;
+    ensure!(kept == cut, "{cut:?} became {kept:?} under a pod");
+    let now = pods::running(&api, "slice").await?;
+    ensure!(now.metadata.uid == slice.metadata.uid, "the pod of the MIG device was replaced");
+    api.delete("slice", &DeleteParams::default()).await?;
     counts(12, 6, 6, 0).await?;
     state(bed, node, "pending").await?;
 
@@ -254,10 +267,20 @@ async fn state(bed: &Bed, node: &str, wanted: &str) -> Result<()> {
 
 /// The index of the GPU that has a MIG device.
 async fn gpu_of(bed: &Bed, node: &str, device: &str) -> Result<u8> {
+    Ok(gpu_with(bed, node, device).await?.index)
+}
+
+/// The MIG instances of the GPU that has a MIG device.
+async fn instances_of(bed: &Bed, node: &str, device: &str) -> Result<Vec<GpuInstance>> {
+    Ok(gpu_with(bed, node, device).await?.mig.context("MIG is on")?.instances)
+}
+
+/// The GPU that has a MIG device.
+async fn gpu_with(bed: &Bed, node: &str, device: &str) -> Result<Gpu> {
     let machine = Api::<GpuNode>::all(bed.client()).get(node).await?.spec.machine;
     let gpu = machine.gpus().iter().find(|gpu| {
         let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
         instances.flat_map(|instance| &instance.compute).any(|compute| compute.uuid.as_str() == device)
     });
-    Ok(gpu.with_context(|| format!("{device} is on no GPU of {node}"))?.index)
+    Ok(gpu.with_context(|| format!("{device} is on no GPU of {node}"))?.clone())
 }

@@ -3,14 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::names::{GPU_RESOURCE, REMEDIATION_TAINT};
-use gantry_api::{Cordons, GpuNode};
+use gantry_api::{Cordon, Cordons, GpuNode};
 use gantry_e2e::cluster::Node as NodeSandbox;
 use gantry_e2e::gantry::{self, NAMESPACE, manifests};
 use gantry_e2e::hardware::Hardware;
-use gantry_e2e::until;
+use gantry_e2e::{podresources, until};
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -25,7 +26,7 @@ use crate::gangs::{Crew, Scene};
 use crate::{pods, views};
 
 /// What a command of `gantry` prints with the rights of an administrator; it must succeed.
-async fn succeeds(bed: &Bed, words: &[&str]) -> Result<String> {
+pub(super) async fn succeeds(bed: &Bed, words: &[&str]) -> Result<String> {
     let binary = gantry::binary().context("no gantry beside this test")?.display().to_string();
     let kubeconfig = format!("--kubeconfig={}", bed.cluster().kubeconfig().display());
     let argv = [&[&*binary], words, &[&*kubeconfig]].concat();
@@ -48,7 +49,7 @@ async fn uuids(bed: &Bed, node: &str) -> Result<BTreeMap<u8, String>> {
 }
 
 /// UUIDs of simulated GPUs, in the order of their indices.
-fn uuids_in(hardware: &Hardware) -> Vec<String> {
+pub(super) fn uuids_in(hardware: &Hardware) -> Vec<String> {
     hardware.machine().gpus().iter().filter_map(|gpu| Some(gpu.uuid.as_ref()?.to_string())).collect()
 }
 
@@ -189,8 +190,9 @@ pub(super) async fn node_in_driver_upgrade_gets_no_pods(bed: &Bed) -> Result<()>
     Ok(())
 }
 
-/// Xids on one node: a rule drains the GPU of a running pod, another cordons a second GPU, a limit holds a third back, and
-/// a rule only reports. Each is done once, also over another leader.
+/// Faults on one node: a rule drains the GPU of a running pod, another cordons a second GPU, a limit holds a third back, and
+/// a rule only reports. Each is done once, also over another leader. Of two GPUs that lose their NVLinks the limit admits
+/// one. A drain ends when its GPU leaves the node.
 pub(super) async fn remediation_rule_acts_once_within_limits(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
@@ -203,7 +205,6 @@ pub(super) async fn remediation_rule_acts_once_within_limits(bed: &Bed) -> Resul
     let worker = replicated(bed, "e2e-remediation", &chosen("worker", GPU_RESOURCE, 1, node)?).await?;
     let held = pods::seen(cluster, &worker, "main").await?;
     let held = uuids.iter().position(|uuid| held.contains(uuid)).context("a GPU")?;
-    let [first, second] = [1, 2].map(|step| (held + step) % uuids.len());
     let with_rules = apply_rules(bed, RULES).await?;
     let outcome = async {
         let about = ("Node", node, None);
@@ -212,7 +213,15 @@ pub(super) async fn remediation_rule_acts_once_within_limits(bed: &Bed) -> Resul
         views::event(bed, "default", about, "RemediationApplied", &drained).await?;
         views::event(bed, "default", about, "GpuDrained", &[&uuids[held], "no pod holds it"]).await?;
         let another = replica(&pods, worker.metadata.uid.as_deref()).await?;
-        ensure!(!pods::seen(cluster, &another, "main").await?.contains(&uuids[held]), "it has the GPU again");
+        let next = pods::seen(cluster, &another, "main").await?;
+        ensure!(!next.contains(&uuids[held]), "it has the GPU again");
+        let is_free = |gpu: &usize| *gpu != held && !next.contains(&uuids[*gpu]);
+        let mut pairs = (0..uuids.len()).step_by(2);
+        let left = pairs.find(|left| is_free(left) && is_free(&(left + 1))).context("a free pair")?;
+        let right = left + 1;
+        let others: Vec<usize> =
+            (0..uuids.len()).filter(|gpu| is_free(gpu) && ![left, right].contains(gpu)).collect();
+        let (first, second) = (others[0], others[1]);
         hardware.controller().raise_xid(u8::try_from(first)?, 79)?;
         let applied = ["off-the-bus", &uuids[first], "cordoned"];
         views::event(bed, "default", about, "RemediationApplied", &applied).await?;
@@ -245,18 +254,75 @@ pub(super) async fn remediation_rule_acts_once_within_limits(bed: &Bed) -> Resul
             "{:?}",
             cordoned().await?
         );
-        succeeds(bed, &["uncordon", "gpu", &uuids[second], &uuids[held]]).await?;
-        Ok(())
+        succeeds(bed, &["uncordon", "gpu", &uuids[second]]).await?;
+
+        // The NVLink bridge of two other GPUs fails: the limit leaves room for one of them.
+        hardware.controller().set_nvlink(u8::try_from(left)?, 0, false)?;
+        let applied = ["bridge", "nvlinks-down", &uuids[left], "cordoned"];
+        views::event(bed, "default", about, "RemediationApplied", &applied).await?;
+        let held_back = ["nvlinks-down", &uuids[right], "2 of 2 GPUs"];
+        views::event(bed, "default", about, "RemediationHeldBack", &held_back).await?;
+        let mut expected = [
+            format!("{} cordoned by gantry-extender: rule double-bit: Xid 48", uuids[held]),
+            format!("{} cordoned by gantry-extender: rule bridge: nvlinks-down", uuids[left]),
+        ];
+        expected.sort();
+        ensure!(cordoned().await? == expected, "{:?}", cordoned().await?);
+        hardware.controller().set_nvlink(u8::try_from(left)?, 0, true)?;
+        succeeds(bed, &["uncordon", "gpu", &uuids[left], &uuids[held]]).await?;
+        drain_ends_without_its_gpu(bed, node, &mut hardware, &another).await
     }
     .await;
     withdraw_rules(bed, node).await?;
-    cluster.kubectl(&["annotate", "gpunode", node, "gantry.dev/lift-quarantine=all"]).await?;
+    let own = uuids.iter().map(|gpu| Ok(format!("{}-", Cordon::annotation(&gpu.parse()?))));
+    let own = own.collect::<Result<Vec<String>>>()?;
+    let own: Vec<&str> = own.iter().map(String::as_str).collect();
+    let lift = "gantry.dev/lift-quarantine=all";
+    cluster.kubectl(&[&["annotate", "gpunode", node, lift], &own[..]].concat()).await?;
     outcome
 }
 
+/// A rule drains the GPU of `worker`, whose budget holds the drain back. The GPU leaves the node: the drain ends, and the pod
+/// stays when the budget admits its eviction.
+async fn drain_ends_without_its_gpu(
+    bed: &Bed,
+    node: &str,
+    hardware: &mut Hardware,
+    worker: &Pod,
+) -> Result<()> {
+    let cluster = bed.cluster();
+    let namespace = worker.metadata.namespace.as_deref().context("a namespace")?;
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(bed.client(), namespace);
+    let budget = serde_json::json!({
+        "metadata": {"name": "worker"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "worker"}}},
+    });
+    budgets.create(&Default::default(), &serde_json::from_value(budget)?).await?;
+    let held = pods::seen(cluster, worker, "main").await?;
+    let uuids = uuids_in(hardware);
+    let index = uuids.iter().position(|uuid| held.contains(uuid)).context("a GPU")?;
+    let (gpu, index) = (&*uuids[index], u8::try_from(index)?);
+    let about = ("Node", node, None);
+    hardware.controller().raise_xid(index, 48)?;
+    let stays = ["double-bit", gpu, "stays: the disruption budget"];
+    views::event(bed, "default", about, "RemediationHeldBack", &stays).await?;
+    hardware.controller().remove_gpu(index)?;
+    cluster.node(node)?.restart(gantry::PLUGIN).await?;
+    views::event(bed, "default", about, "RemediationWithdrawn", &["double-bit", gpu, "the drain ends"])
+        .await?;
+    budgets.delete("worker", &DeleteParams::default()).await?;
+    // Two looks of the rules.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let now = Api::<Pod>::namespaced(bed.client(), namespace);
+    let now = now.get(worker.metadata.name.as_deref().unwrap_or_default()).await?;
+    let is_same = now.metadata.uid == worker.metadata.uid && now.metadata.deletion_timestamp.is_none();
+    ensure!(is_same, "the pod was evicted without a GPU to drain");
+    Ok(())
+}
+
 /// A rule resets the GPU of a running pod: without the manifest of the right nothing is done; then the GPU is drained, reset
-/// by a Job that outlives a leader, and returned. A reset that the driver refuses leaves the GPU cordoned, and the
-/// operator's cordon stays after a reset. The driver's nvidia-smi is a script.
+/// by a Job that outlives a leader and a plugin, and returned. A reset that the driver refuses leaves the GPU cordoned, and
+/// so does one that does not help. The operator's cordon stays after a reset. The driver's nvidia-smi is a script.
 pub(super) async fn rule_resets_a_gpu_by_a_job(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
@@ -316,7 +382,7 @@ async fn resets(bed: &Bed, node: &NodeSandbox, hardware: &mut Hardware, with_rul
     let worker = replicated(bed, "e2e-reset", &chosen("worker", GPU_RESOURCE, 1, node.name())?).await?;
     let held = pods::seen(cluster, &worker, "main").await?;
     let held = uuids.iter().position(|uuid| held.contains(uuid)).context("a GPU")?;
-    let [refused, kept] = [2, 4].map(|step| (held + step) % uuids.len());
+    let [refused, kept, broken] = [2, 4, 6].map(|step| (held + step) % uuids.len());
     let api = Api::<GpuNode>::all(bed.client());
     let cordoned = async |gpu: &str| -> Result<Option<String>> {
         let annotations = api.get(node.name()).await?.metadata.annotations;
@@ -332,13 +398,23 @@ async fn resets(bed: &Bed, node: &NodeSandbox, hardware: &mut Hardware, with_rul
     // Other scenarios raise faults of the same GPUs, and each new machine counts as their reset.
     let resets_before = resets_of(&api, node.name(), &uuids[held]).await?;
 
-    write_smi(node, "sleep 8; echo \"$@\" >> /run/resets; echo was successfully reset").await?;
+    let waits = "echo \"$@\" >> /run/resets; until [ -e /run/reset-goes-on ]; do sleep 0.1; done";
+    write_smi(node, &format!("{waits}; echo was successfully reset")).await?;
     cluster.kubectl(&["apply", "-f", &reset_right()]).await?;
     let resetting = [uuids[held].as_str(), "the Job", "resets it"];
     views::event(bed, "default", about, "RemediationApplied", &resetting).await?;
     let another = replica(&pods, worker.metadata.uid.as_deref()).await?;
     ensure!(!pods::seen(cluster, &another, "main").await?.contains(&uuids[held]), "it has the GPU again");
+    runs(node, "/run/resets").await?;
+    // The next plugin must not disturb the reset, nor offer the GPU.
+    let before = hardware.controller().calls();
+    node.restart(gantry::PLUGIN).await?;
     restart_extender(bed, with_rules).await?;
+    let meanwhile = hardware.controller().calls().since(&before);
+    ensure!(meanwhile.total() == 0, "NVML was used during a reset: {:?}", meanwhile.by_name());
+    let offered = podresources::allocatable(node, GPU_RESOURCE).await?;
+    ensure!(!offered.contains(&uuids[held]), "kubelet has {offered:?} during the reset");
+    node.exec(&["touch", "/run/reset-goes-on"]).await?;
     let healthy = [uuids[held].as_str(), "healthy and uncordoned"];
     views::event(bed, "default", about, "RemediationReset", &healthy).await?;
     ensure!(cordoned(&uuids[held]).await?.is_none(), "the GPU is cordoned");
@@ -349,6 +425,11 @@ async fn resets(bed: &Bed, node: &NodeSandbox, hardware: &mut Hardware, with_rul
     let counted = resets_of(&api, node.name(), &uuids[held]).await?;
     ensure!(counted == resets_before + 1, "{resets_before} resets before: {evidence}");
     ensure!(evidence.contains("reset after a fault; "), "{evidence}");
+    bed.gpus().await?.counts(cluster, node.name(), &[(GPU_RESOURCE, 8)]).await?;
+    let returned = run_on(&pods, "returned", GPU_RESOURCE, 7, node.name()).await?;
+    let seen = pods::seen(cluster, &returned, "main").await?;
+    ensure!(seen.contains(&uuids[held]), "no pod gets the GPU again: {seen:?}");
+    pods.delete("returned", &DeleteParams::default()).await?;
 
     write_smi(node, "echo GPU is in use by another process; exit 3").await?;
     hardware.controller().raise_xid(u8::try_from(refused)?, 48)?;
@@ -363,6 +444,12 @@ async fn resets(bed: &Bed, node: &NodeSandbox, hardware: &mut Hardware, with_rul
     let stays = [uuids[kept].as_str(), "it stays cordoned by", "the fan fails"];
     views::event(bed, "default", about, "RemediationReset", &stays).await?;
 
+    fails_again_after_reset(bed, node, hardware, broken).await?;
+    let cordon = cordoned(&uuids[broken]).await?;
+    ensure!(cordon.is_some_and(|cordon| cordon.contains("to be drained")), "it is not cordoned any more");
+    let offered = podresources::allocatable(node, GPU_RESOURCE).await?;
+    ensure!(!offered.contains(&uuids[broken]), "{offered:?}");
+
     let left = ["-n", NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/name=gantry-reset", "-o", "name"];
     let left = cluster.kubectl(&left).await?;
     ensure!(left.is_empty(), "{left}");
@@ -374,6 +461,56 @@ async fn resets(bed: &Bed, node: &NodeSandbox, hardware: &mut Hardware, with_rul
     )
     .await?;
     Ok(())
+}
+
+/// Waits until a script on the node has made this file.
+async fn runs(node: &NodeSandbox, file: &str) -> Result<()> {
+    until(format!("{file} on {}", node.name()), pods::RUN_LIMIT, async || {
+        node.exec(&["test", "-e", file]).await.map(drop)
+    })
+    .await?;
+    Ok(())
+}
+
+/// The operator drains and resets a GPU that falls off the bus as soon as the plugin reads it again.
+async fn fails_again_after_reset(
+    bed: &Bed,
+    node: &NodeSandbox,
+    hardware: &mut Hardware,
+    gpu: usize,
+) -> Result<()> {
+    /// A call of the reading, after the registration for Xids.
+    const READING: &str = "nvmlDeviceGetName";
+    let uuid = &*uuids_in(hardware)[gpu];
+    let index = u8::try_from(gpu)?;
+    let about = ("Node", node.name(), None);
+    hardware.controller().raise_xid(index, 95)?;
+    views::event(bed, "default", about, "GpuUnhealthy", &[uuid, "Xid 95"]).await?;
+    succeeds(bed, &["drain", "gpu", uuid]).await?;
+    write_smi(node, "touch /run/reset-of-broken; echo was successfully reset").await?;
+    let breaks = async {
+        runs(node, "/run/reset-of-broken").await?;
+        let control = hardware.controller();
+        let before = control.calls();
+        // The Xid is there before the first reading ends.
+        control.slow_call(READING, Duration::from_millis(300))?;
+        until("a reading after the reset", pods::RUN_LIMIT, async || {
+            let calls = control.calls().since(&before).of(READING);
+            if calls > 0 { Ok(()) } else { Err("none") }
+        })
+        .await?;
+        control.raise_xid(index, 79)?;
+        control.clear_rule(READING)?;
+        Ok(())
+    };
+    let reset = ["reset", "gpu", uuid, "--uncordon"];
+    let (text, broken) = tokio::join!(fails(bed, &reset), breaks);
+    let text = text?;
+    broken.and_then(|()| {
+        let is_named = text.contains(uuid) && text.contains("Xid 79");
+        ensure!(is_named && text.contains("the GPU was reset, and stays cordoned"), "{text}");
+        Ok(())
+    })
 }
 
 pub(super) async fn rules_mark_the_node_while_faults_last(bed: &Bed) -> Result<()> {
@@ -503,6 +640,9 @@ rules:
   action: drain
 - name: off-the-bus
   match: {xids: [79]}
+  action: cordon
+- name: bridge
+  match: {causes: [nvlinks-down]}
   action: cordon
 - name: watched
   match: {causes: [xid-fatal, xid-resettable, xid-mig-instance]}
