@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         eprintln!("tests of the image are skipped: {why}");
     }
     let bed = Arc::new(Mutex::new(None));
-    let stories: [(&str, Story); 14] = [
+    let stories: [(&str, Story); 15] = [
         ("daemons_become_ready_as_pods", |bed| bed.on(become_ready(bed))),
         ("containers_have_no_more_than_they_need", |bed| bed.on(confined(bed))),
         ("gpu_pod_gets_its_grant", |bed| bed.on(granted(bed))),
@@ -62,6 +62,7 @@ fn main() -> ExitCode {
         ("extender_over_its_memory_limit_restarts", |bed| bed.on(memory_exceeded(bed))),
         ("deleted_scheduler_pods_are_replaced", |bed| bed.on(scheduler_deleted(bed))),
         ("own_scheduler_runs_every_sample", |bed| bed.on(own_runs_samples(bed))),
+        ("webhook_assigns_pods_of_labelled_namespaces", |bed| bed.on(webhook_assigns_pods(bed))),
         ("plugin_alone_runs_the_first_sample", |bed| bed.on(alone_runs_sample(bed))),
         ("clusters_scheduler_runs_every_sample", |bed| bed.on(existing_runs_samples(bed))),
     ];
@@ -666,21 +667,96 @@ async fn own_runs_samples(bed: &Bed) -> Result<()> {
         bed.delete(pod).await?;
     }
     bed.upgrade(&["scheduler.mode=own", "scheduler.own.assign.enabled=true", LABELS])?;
-    bed.cluster.kubectl(&["create", "namespace", ASSIGNED]).await?;
-    let labels = ["gantry.dev/scheduler=true", "gantry.dev/metrics=true"];
-    bed.cluster.kubectl(&["label", "namespace", ASSIGNED, labels[0], labels[1]]).await?;
+    assigned_namespace(bed, ASSIGNED).await?;
     bed.ready(PLUGIN, 1).await?;
     bed.ready(EXTENDER, 2).await?;
     bed.offered("8").await?;
-    until("service account", LIMIT, async || {
-        bed.cluster.kubectl(&["-n", ASSIGNED, "get", "serviceaccount", "default"]).await
-    })
-    .await?;
     for (sample, expected) in SAMPLES {
         let grants = bed.sample(ASSIGNED, sample, expected.len()).await?;
         ensure!(grants == expected, "{sample}: {grants:?}");
     }
     bed.healthy(&[]).await
+}
+
+/// Creates a namespace with the label by which the policy and the webhook choose it, and with the one that `gantry doctor`
+/// looks for.
+async fn assigned_namespace(bed: &Bed, name: &str) -> Result<()> {
+    bed.cluster.kubectl(&["create", "namespace", name]).await?;
+    let labels = ["gantry.dev/scheduler=true", "gantry.dev/metrics=true"];
+    bed.cluster.kubectl(&["label", "namespace", name, labels[0], labels[1]]).await?;
+    until("service account", LIMIT, async || {
+        bed.cluster.kubectl(&["-n", name, "get", "serviceaccount", "default"]).await
+    })
+    .await?;
+    Ok(())
+}
+
+/// The webhook in place of the policy: the extenders set the scheduler of new pods that ask for GPUs, in namespaces with the
+/// label. While none answers, pods go to the cluster's scheduler.
+async fn webhook_assigns_pods(bed: &Bed) -> Result<()> {
+    const WATCHED: &str = "webhook";
+    bed.upgrade(&["scheduler.mode=own", "scheduler.webhook.enabled=true", LABELS])?;
+    assigned_namespace(bed, WATCHED).await?;
+    bed.ready(PLUGIN, 1).await?;
+    let rolled_out =
+        ["-n", NAMESPACE, "rollout", "status", "deployment", "gantry-scheduler", "--timeout=90s"];
+    bed.cluster.kubectl(&rolled_out).await?;
+    bed.ready(EXTENDER, 2).await?;
+    bed.offered("8").await?;
+    let scheduler = async |namespace: &str, name: &str, gpus: usize| -> Result<String> {
+        let pod = bed.pods(namespace).create(&PostParams::default(), &pods::sleeper(name, gpus)?).await?;
+        pod.spec.and_then(|spec| spec.scheduler_name).context("the API server names a scheduler")
+    };
+    let delete = async |namespace: &str, name: &str| {
+        bed.cluster.kubectl(&["-n", namespace, "delete", "pod", name, "--now"]).await
+    };
+    // The API server takes a moment to read configuration and endpoints.
+    until("the webhook assigns a pod", LIMIT, async || {
+        let named = scheduler(WATCHED, "first", 1).await.map_err(|error| format!("{error:#}"))?;
+        if named == "gantry" {
+            return Ok(());
+        }
+        delete(WATCHED, "first").await.map_err(|error| error.to_string())?;
+        Err(named)
+    })
+    .await?;
+    let assigned = pods::running(&bed.pods(WATCHED), "first").await?;
+    ensure!(pods::granted(&assigned)?.len() == 1, "{assigned:#?}");
+    ensure!(scheduler(WATCHED, "cpu", 0).await? == "default-scheduler", "a pod without GPUs is assigned");
+    ensure!(scheduler("default", "other", 1).await? == "default-scheduler", "its namespace has no label");
+    let other = pods::running(&bed.pods("default"), "other").await?;
+    ensure!(other.metadata.annotations.iter().flatten().all(|(key, _)| key != GRANT_ANNOTATION));
+    bed.healthy(&[]).await?;
+
+    // The certificate and its authority are those of before, also after an upgrade.
+    let secret = ["-n", NAMESPACE, "get", "secret", "gantry-webhook-tls", "-o", "jsonpath={.data}"];
+    let before = bed.cluster.kubectl(&secret).await?;
+    bed.upgrade(&["scheduler.mode=own", "scheduler.webhook.enabled=true", LABELS, "extender.policy=pack"])?;
+    ensure!(!before.is_empty() && bed.cluster.kubectl(&secret).await? == before, "another certificate");
+
+    bed.cluster
+        .kubectl(&["-n", NAMESPACE, "scale", "deployment", "gantry-scheduler", "--replicas=0"])
+        .await?;
+    // Also those that end: the API server keeps a connection, on which these still answer.
+    let label = format!("app.kubernetes.io/name={EXTENDER}");
+    let gone = ["-n", NAMESPACE, "wait", "--for=delete", "pod", "-l", &label, "--timeout=90s"];
+    bed.cluster.kubectl(&gone).await?;
+    let report = until("doctor reports the webhook", LIMIT, async || {
+        let (report, _) = bed.cluster.doctor(&bed.binary, &[]).map_err(|error| error.to_string())?;
+        let mut checks = report["checks"].as_array().into_iter().flatten();
+        let found = checks.find(|check| check["check"] == "webhook").cloned().unwrap_or_default();
+        if found["outcome"] == "failed" { Ok(found) } else { Err(found.to_string()) }
+    })
+    .await?;
+    ensure!(report["message"].to_string().contains("no ready endpoint"), "{report}");
+    ensure!(scheduler(WATCHED, "ignored", 1).await? == "default-scheduler", "an extender is left");
+    pods::running(&bed.pods(WATCHED), "ignored").await?;
+    for (namespace, name) in
+        [(WATCHED, "first"), (WATCHED, "cpu"), (WATCHED, "ignored"), ("default", "other")]
+    {
+        delete(namespace, name).await?;
+    }
+    Ok(())
 }
 
 /// Without an extender kubelet chooses, by the preference of the plugin.

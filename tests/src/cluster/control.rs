@@ -106,6 +106,8 @@ fn api_server(components: &Components, pki: &Path, port: u16) -> Program {
             format!("--requestheader-client-ca-file={}", pki("ca.crt")),
             "--requestheader-allowed-names=nobody".to_owned(),
             "--kubelet-preferred-address-types=InternalIP".to_owned(),
+            // Without kube-proxy, webhooks are reached at the addresses of their pods.
+            "--enable-aggregator-routing=true".to_owned(),
             "--allow-privileged=true".to_owned(),
         ]
         .into_iter()
