@@ -30,6 +30,7 @@ mod gangs_status;
 mod gangs_truth;
 mod guard;
 mod kueue;
+mod lost_gpus;
 mod mig_layouts;
 mod missing_rights;
 mod modes;
@@ -183,6 +184,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         mig_layouts::shipped_layout_drains_and_rolls_back,
         operate::cordoned_gpu_is_withheld_until_uncordoned.core(),
         operate::drain_evicts_holders_and_their_gangs_only,
+        lost_gpus::drain_evicts_holders_of_its_gpu_only,
         operate::node_in_driver_upgrade_gets_no_pods,
         operate::remediation_rule_acts_once_within_limits,
         operate::rule_resets_a_gpu_by_a_job,
