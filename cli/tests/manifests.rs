@@ -249,7 +249,6 @@ fn extender_policies_agree_on_gantrys_pods() {
 fn kustomization_has_no_optional_rights() {
     let kustomization = include_str!("../../manifests/kustomization.yaml");
     for file in [
-        "extender-preempt.yaml",
         "extender-restart.yaml",
         "extender-mig-drain.yaml",
         "gates.yaml",

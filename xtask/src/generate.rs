@@ -25,7 +25,7 @@ const KUBERNETES: &str = "1.37.1";
 /// Values of the chart, and the templates that are rendered with them as files of `manifests/`.
 const MANIFESTS: [(&str, &[&str]); 9] = [
     (
-        "scheduler.mode=existing,extender.preempt=true,extender.restart=true",
+        "scheduler.mode=existing,extender.restart=true",
         &[
             "guard.yaml",
             "plugin.yaml",

@@ -60,10 +60,8 @@ impl Bed {
         options.scheduler_config = Some(hurried_scheduler(part)?);
         let cluster = Cluster::up(options).await?;
         cluster.install(&manifests()).await?;
-        for right in ["extender-preempt.yaml", "extender-restart.yaml"] {
-            let path = manifests().join(right).display().to_string();
-            cluster.kubectl(&["apply", "-f", &path]).await?;
-        }
+        let restart = manifests().join("extender-restart.yaml").display().to_string();
+        cluster.kubectl(&["apply", "-f", &restart]).await?;
         Ok(Self { cluster, gpus: OnceCell::new(), named: AtomicUsize::new(0), _lock: lock })
     }
 

@@ -70,7 +70,6 @@ pub(crate) fn release_comes_and_goes_without_remains() -> Result<()> {
             "scheduler.mode=own",
             "scheduler.own.assign.enabled=true",
             "extender.gates=true",
-            "extender.preempt=true",
             "extender.restart=true",
             "extender.remediationRules=gantry-remediation",
             "extender.remediationReset=true",
