@@ -33,7 +33,7 @@ macro_rules! story {
     };
 }
 
-pub(crate) static STORIES: [Story; 32] = [
+pub(crate) static STORIES: [Story; 35] = [
     story!("docs/tutorials/demo.md", Nothing -> Nothing, demo),
     story!("docs/labels.md", Nothing -> Nothing, labels),
     story!("docs/how-to/fractions-and-mps.md", Nothing -> Changed, all),
@@ -60,6 +60,9 @@ pub(crate) static STORIES: [Story; 32] = [
     story!("docs/operate.md", Existing -> Existing, operate),
     story!("docs/how-to/unhealthy-gpu.md", Existing -> Existing, unhealthy_gpu),
     story!("docs/health.md", Existing -> Existing, health),
+    story!("docs/runbooks/gangs.md", Existing -> Existing, runbooks_of_gangs),
+    story!("docs/runbooks/nodes.md", Existing -> Existing, runbooks_of_nodes),
+    story!("docs/runbooks/pods.md", Existing -> Existing, runbooks_of_pods),
     story!("docs/runbooks.md", Existing -> Existing, runbooks),
     story!("docs/how-to/upgrade.md", Existing -> Existing, upgrade),
     story!("docs/how-to/mig-layouts.md", Existing -> Changed, all),
@@ -455,6 +458,49 @@ async fn health(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
     page.run("kubectl annotate").await?;
     stage.prints("kubectl get events --field-selector reason=GpuQuarantineLifted", uuid.trim()).await?;
     stage.serves(&[("node-1", GPUS)]).await
+}
+
+async fn runbooks_of_gangs(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
+    stage.sh("kubectl apply -f manifests/samples/gang-pods.yaml")?;
+    stage.prints("kubectl get gangs", "Bound").await?;
+    page.fill("NAMESPACE", "default");
+    page.fill("NAME", "pair");
+    page.shows("kubectl get gangs", &["pair"]).await?;
+    page.shows("kubectl describe gang", &["GangBound"]).await?;
+    page.shows("gantry explain gang", &["pair"]).await?;
+    page.rest().await?;
+    stage.sh("kubectl delete --now -f manifests/samples/gang-pods.yaml")?;
+    Ok(())
+}
+
+async fn runbooks_of_nodes(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
+    let plugin = "kubectl -n gantry-system get pods -l app.kubernetes.io/name=gantry-plugin \
+                  --field-selector spec.nodeName=node-1 -o jsonpath='{.items[0].metadata.name}'";
+    let plugin = stage.sh(plugin)?;
+    page.fill("NODE", "node-1");
+    page.fill("POD", plugin.trim());
+    page.shows("kubectl describe node", &["GPUHealthy"]).await?;
+    page.shows("kubectl get gpunode", &["kind: GpuNode"]).await?;
+    page.shows("gantry map", &["node-1"]).await?;
+    page.shows("kubectl -n gantry-system get pods", &[plugin.trim()]).await?;
+    // A job that a rule would make.
+    stage.sh("kubectl -n gantry-system create job gantry-reset-1 --image=busybox:1.36 -- echo done")?;
+    stage.sh("kubectl -n gantry-system wait job/gantry-reset-1 --for=condition=Complete --timeout=90s")?;
+    page.fill("NAME", "gantry-reset-1");
+    page.rest().await?;
+    stage.sh("kubectl -n gantry-system delete job gantry-reset-1")?;
+    Ok(())
+}
+
+async fn runbooks_of_pods(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
+    apply(stage, "default", &holder("told", 1, ""))?;
+    stage.sh("kubectl wait --for=condition=Ready pod/told --timeout=90s")?;
+    page.fill("NAMESPACE", "default");
+    page.fill("POD", "told");
+    page.shows("kubectl describe pod", &["GpusAssigned"]).await?;
+    page.shows("gantry explain pod", &["told"]).await?;
+    stage.sh("kubectl delete pod told --now")?;
+    Ok(())
 }
 
 async fn runbooks(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
