@@ -335,7 +335,7 @@ pub(super) async fn rule_resets_a_gpu_by_a_job(bed: &Bed) -> Result<()> {
     let outcome = resets(bed, node, &mut hardware, &with_rules).await;
     // What the operator looks at first.
     let state = cluster.kubectl(&["-n", NAMESPACE, "get", "pods,jobs", "-o", "wide"]).await?;
-    node.exec(&["umount", SMI_FOLDER]).await?;
+    node.exec(&["umount", "--lazy", SMI_FOLDER]).await?;
     withdraw_rules(bed, node.name()).await?;
     cluster.kubectl(&["delete", "--ignore-not-found", "-f", &reset_right()]).await?;
     cluster.kubectl(&["-n", NAMESPACE, "delete", "jobs,pods", "--all", "--now"]).await?;
