@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use gantry_api::GpuNode;
+use gantry_topology::GpuUuid;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
@@ -70,16 +71,24 @@ pub enum Evicted {
     Blocked(String),
 }
 
-/// The pods that hold devices of a GPU, by its plugin's report: namespace and name.
-pub fn reported_holders(node: &GpuNode, gpu: u8) -> BTreeSet<(String, String)> {
-    let Some(status) = &node.status else {
+/// What the IDs of a GPU's devices begin with ([`DeviceId::unit`]): its UUID and those of its MIG devices. Empty if the node
+/// does not have the GPU. An index would not do: it changes when another GPU leaves the node, and of two views of the node
+/// one may be older.
+///
+/// [`DeviceId::unit`]: gantry_api::DeviceId::unit
+pub fn units<'n>(node: &'n GpuNode, gpu: &GpuUuid) -> BTreeSet<&'n str> {
+    let Some(found) = node.spec.machine.gpus().iter().find(|known| known.uuid.as_ref() == Some(gpu)) else {
         return BTreeSet::new();
     };
-    let units = status.devices.iter().filter(|device| device.gpu == gpu).map(|device| device.id.unit());
-    let whole = node.spec.machine.gpus().iter().filter(|known| known.index == gpu);
-    let whole = whole.filter_map(|gpu| gpu.uuid.as_ref()).map(|uuid| uuid.as_str());
-    let units: BTreeSet<&str> = units.chain(whole).collect();
-    let holders = status.holders.iter();
+    let devices = node.status.iter().flat_map(|status| &status.devices);
+    let own = devices.filter(|device| device.gpu == found.index).map(|device| device.id.unit());
+    own.chain(found.uuid.as_ref().map(GpuUuid::as_str)).collect()
+}
+
+/// The pods that hold devices of a GPU, by its plugin's report: namespace and name.
+pub fn reported_holders(node: &GpuNode, gpu: &GpuUuid) -> BTreeSet<(String, String)> {
+    let units = units(node, gpu);
+    let holders = node.status.iter().flat_map(|status| &status.holders);
     let holders = holders.filter(|holder| holder.devices.iter().any(|device| units.contains(device.unit())));
     holders.map(|holder| (holder.namespace.clone(), holder.pod.clone())).collect()
 }
@@ -278,9 +287,37 @@ mod tests {
     use http::{Request, Response};
     use kube::client::Body;
     use proptest::prelude::*;
+    use serde_json::json;
     use tower_test::mock;
 
     use super::*;
+    use crate::fixtures::{gpu_node, plain};
+
+    /// The first GPU leaves the node: the second one has its index then.
+    #[test]
+    fn holders_are_those_of_the_uuid_and_not_of_the_index() {
+        let uuids = ["GPU-00000000-0000-0000-0000-00000000000a", "GPU-00000000-0000-0000-0000-00000000000b"];
+        let of = |gpus: &[&str], gpu: &str| {
+            let replica = |gpu: &str| format!("{gpu}::0");
+            let devices = (0..).zip(gpus).map(|(index, gpu): (u8, _)| {
+                json!({"id": replica(gpu), "resource": "nvidia.com/gpu", "gpu": index, "healthy": true})
+            });
+            let holders = uuids.iter().zip(["a", "b"]).map(|(gpu, pod)| {
+                json!({"namespace": "default", "pod": pod, "resource": "nvidia.com/gpu",
+                    "devices": [replica(gpu)], "provenance": "PodResources", "state": "Live"})
+            });
+            let mut node = gpu_node("n", &plain(gpus.len()));
+            node["status"] = json!({"devices": Vec::from_iter(devices), "holders": Vec::from_iter(holders)});
+            for (known, gpu) in node["spec"]["machine"]["gpus"].as_array_mut().unwrap().iter_mut().zip(gpus) {
+                known["uuid"] = (*gpu).into();
+            }
+            let node: GpuNode = serde_json::from_value(node).unwrap();
+            let holders = reported_holders(&node, &gpu.parse().unwrap()).into_iter();
+            holders.map(|(_, pod)| pod).collect::<String>()
+        };
+        assert_eq!(uuids.map(|gpu| of(&uuids, gpu)), ["a", "b"]);
+        assert_eq!(uuids.map(|gpu| of(&uuids[1..], gpu)), ["", "b"]);
+    }
 
     fn pod(name: &str, app: &str) -> Holder {
         Holder {

@@ -31,11 +31,11 @@ impl std::fmt::Display for Obstacle {
 }
 
 /// The obstacle of one GPU, if there is one.
-pub fn obstacle(node: &GpuNode, index: u8, uuid: &GpuUuid) -> Option<Obstacle> {
+pub fn obstacle(node: &GpuNode, uuid: &GpuUuid) -> Option<Obstacle> {
     if Cordons::of(node.metadata.annotations.as_ref()).get(uuid).is_none() {
         return Some(Obstacle::NotCordoned);
     }
-    let (namespace, pod) = reported_holders(node, index).into_iter().next()?;
+    let (namespace, pod) = reported_holders(node, uuid).into_iter().next()?;
     Some(Obstacle::Held(format!("{namespace}/{pod}")))
 }
 

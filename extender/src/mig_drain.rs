@@ -196,8 +196,9 @@ impl MigDrainer {
         found: &GpuNode,
         (layout, target): (&str, &Target),
     ) -> kube::Result<bool> {
-        let reported = eviction::reported_holders(found, target.index);
-        let known = self.store.read(|index| index.occupants(node.as_str(), target.index.into()));
+        let reported = eviction::reported_holders(found, &target.uuid);
+        let units = eviction::units(found, &target.uuid);
+        let known = self.store.read(|index| index.occupants(node.as_str(), &units));
         let groups = eviction::groups(&self.client, &known, &reported).await?;
         let budgets = eviction::budgets(&self.client, &groups).await?;
         let mut is_held_back = false;
@@ -296,7 +297,8 @@ fn is_withheld(node: &GpuNode, layout: &str, target: &Target) -> bool {
     };
     let is_requested =
         |drain: &MigDrain| drain.layout == layout && drain.gpus.iter().any(|gpu| gpu == target.uuid.as_str());
-    let mut devices = status.devices.iter().filter(|device| device.gpu == target.index);
+    let units = eviction::units(node, &target.uuid);
+    let mut devices = status.devices.iter().filter(|device| units.contains(device.id.unit()));
     status.mig_drain.as_ref().is_some_and(is_requested) && devices.all(|device| !device.health.healthy)
 }
 

@@ -404,8 +404,13 @@ impl Remediator {
         let Some(found) = Api::<GpuNode>::all(self.client.clone()).get_opt(name.as_str()).await? else {
             return Ok(());
         };
-        let reported = eviction::reported_holders(&found, gpu.index);
-        let known = self.store.read(|index| index.occupants(name.as_str(), gpu.index.into()));
+        let reported = eviction::reported_holders(&found, &gpu.uuid);
+        let units = eviction::units(&found, &gpu.uuid);
+        if units.is_empty() {
+            // It has left the node, and the watch will bring that.
+            return Ok(());
+        }
+        let known = self.store.read(|index| index.occupants(name.as_str(), &units));
         if known.is_empty() && reported.is_empty() {
             self.change(name, entry, Entry::end).await?;
             self.note(name, entry, Reason::GpuDrained, "no pod holds it").await;

@@ -138,7 +138,7 @@ async fn change<T>(
 /// The pods that hold a GPU, as the end of a sentence.
 fn held(nodes: &[GpuNode], target: &Target) -> String {
     let node = nodes.iter().find(|node| node.metadata.name.as_deref() == Some(&*target.node));
-    let pods = node.map(|node| reported_holders(node, target.index)).unwrap_or_default();
+    let pods = node.map(|node| reported_holders(node, &target.uuid)).unwrap_or_default();
     let names: Vec<String> = pods.into_iter().map(|(namespace, pod)| format!("{namespace}/{pod}")).collect();
     match names.len() {
         0 => String::new(),

@@ -78,7 +78,7 @@ impl Drain {
                 groups = self.look(&node).await?;
                 self.refused(&groups)?;
             }
-            let leaving = reported_holders(&node, self.target.index);
+            let leaving = reported_holders(&node, &self.target.uuid);
             if groups.is_empty() && leaving.is_empty() {
                 let seconds = begin.elapsed().as_secs();
                 return self.report(format!("{} is drained: no pod holds it ({seconds} s)", self.target));
@@ -170,9 +170,9 @@ impl Drain {
         let settings = self.options.one.system.settings(self.client.clone()).await;
         let terms = settings.terms().map_err(BadInput)?;
         let seen = offline::look(self.client.clone(), terms, Extent::AtOnce, LIMIT).await?;
-        let index = usize::from(self.target.index);
-        let known = seen.store.read(|store| store.occupants(&self.target.node, index));
-        let reported = reported_holders(node, self.target.index);
+        let units = eviction::units(node, &self.target.uuid);
+        let known = seen.store.read(|store| store.occupants(&self.target.node, &units));
+        let reported = reported_holders(node, &self.target.uuid);
         tried(async || eviction::groups(&self.client, &known, &reported).await).await
     }
 

@@ -432,7 +432,7 @@ fn has_instances(node: &GpuNode, target: &Target) -> bool {
 /// Why these GPUs may not be reset now: one is not cordoned, or held.
 fn refusal(node: &GpuNode, group: &[Target], named: &Target) -> Option<String> {
     group.iter().find_map(|gpu| {
-        let obstacle: Obstacle = obstacle(node, gpu.index, &gpu.uuid)?;
+        let obstacle: Obstacle = obstacle(node, &gpu.uuid)?;
         let with = match gpu == named {
             true => String::new(),
             false => {

@@ -60,14 +60,17 @@ impl Index {
         marked.collect()
     }
 
-    /// The pods that hold devices of a GPU, by the ledger. A member of a gang stands for all bound members.
-    pub fn occupants(&self, node: &str, gpu: usize) -> Vec<Occupants> {
+    /// The pods that hold devices of a GPU, by the ledger. A member of a gang stands for all bound members. `units`: what the
+    /// IDs of the GPU's devices begin with ([`crate::eviction::units`]).
+    pub fn occupants(&self, node: &str, units: &BTreeSet<&str>) -> Vec<Occupants> {
         let Some(entry) = self.nodes.by_name(node) else {
             return Vec::new();
         };
         let holders = entry.holders().iter().filter(|(_, held)| {
             let mut pools = entry.pools().zip(held);
-            pools.any(|((pool, _), held)| held.iter().any(|device| pool.gpu_of(device) == Some(gpu)))
+            pools.any(|((pool, _), held)| {
+                held.iter().any(|device| pool.id(device).is_some_and(|id| units.contains(id.unit())))
+            })
         });
         let mut gangs: BTreeMap<&Arc<GangKey>, Vec<Occupant>> = BTreeMap::new();
         let mut all = Vec::new();
@@ -113,7 +116,8 @@ mod tests {
     use gantry_planner::decide::Options;
 
     fn names(cluster: &Cluster, node: &str, gpu: usize) -> Vec<(Option<String>, Vec<String>)> {
-        let all = cluster.store.read(|index| index.occupants(node, gpu));
+        let uuid = format!("GPU-{node}-{gpu}");
+        let all = cluster.store.read(|index| index.occupants(node, &[&*uuid].into()));
         all.into_iter()
             .map(|one| (one.gang, one.pods.iter().map(|pod| pod.name.to_string()).collect()))
             .collect()

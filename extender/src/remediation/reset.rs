@@ -158,11 +158,16 @@ impl Remediator {
             return Ok(());
         };
         let now = Timestamp::now().as_second();
-        let known = self.store.read(|index| index.occupants(name.as_str(), gpu.index.into()));
-        let reported = eviction::reported_holders(&found, gpu.index);
+        let units = eviction::units(&found, &gpu.uuid);
+        if units.is_empty() {
+            // It has left the node, and the watch will bring that.
+            return Ok(());
+        }
+        let known = self.store.read(|index| index.occupants(name.as_str(), &units));
+        let reported = eviction::reported_holders(&found, &gpu.uuid);
         let record = self.records.get(name).unwrap_or(&node.record);
         let in_use = in_use(&found, gpu);
-        let own = gpu_reset::obstacle(&found, gpu.index, &gpu.uuid);
+        let own = gpu_reset::obstacle(&found, &gpu.uuid);
         let seen = Drained {
             is_wanted: true,
             is_held: !known.is_empty() || !reported.is_empty(),
@@ -296,9 +301,10 @@ pub(super) fn action_of(entry: &Entry) -> RemediationAction {
 /// The first other GPU that the driver resets together with this one and that is not drained, as a sentence.
 fn in_use(node: &GpuNode, gpu: &GpuHealth) -> Option<String> {
     let name = node.metadata.name.as_deref().unwrap_or_default();
-    gpu_reset::group(&node.spec.machine, gpu.index).into_iter().find_map(|other| {
+    let own = node.spec.machine.gpus().iter().find(|known| known.uuid.as_ref() == Some(&gpu.uuid))?;
+    gpu_reset::group(&node.spec.machine, own.index).into_iter().find_map(|other| {
         let uuid = other.uuid.as_ref().filter(|uuid| **uuid != gpu.uuid)?;
-        let obstacle = gpu_reset::obstacle(node, other.index, uuid)?;
+        let obstacle = gpu_reset::obstacle(node, uuid)?;
         Some(format!(
             "the reset waits: GPU {} {obstacle}, and before Ampere the driver resets GPUs with NVLinks together; `gantry \
              drain gpu {name}/{}` first",
