@@ -29,16 +29,16 @@ pub struct FileOptions {
 
 impl FileOptions {
     /// Of the listener for kube-scheduler.
-    pub const VERBS: Self = Self { cert: "--tls-cert", key: "--tls-key" };
+    pub const VERBS: &'static Self = &Self { cert: "--tls-cert", key: "--tls-key" };
     /// Of the webhook.
-    pub const WEBHOOK: Self = Self { cert: "--webhook-cert", key: "--webhook-key" };
+    pub const WEBHOOK: &'static Self = &Self { cert: "--webhook-cert", key: "--webhook-key" };
 }
 
 /// Paths of certificate, key and client authority.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
     /// The options that name certificate and key.
-    pub options: FileOptions,
+    pub options: &'static FileOptions,
     /// Certificate chain, the server's own first.
     pub cert: PathBuf,
     /// Its private key.
@@ -94,7 +94,7 @@ pub enum TlsError {
     #[error("{} {cert} and {} {key} do not belong together: {error}", .options.cert, .options.key)]
     Pair {
         /// The options that name them.
-        options: FileOptions,
+        options: &'static FileOptions,
         /// The certificate.
         cert: PathBuf,
         /// The key.
@@ -133,7 +133,7 @@ struct Read {
 
 impl Read {
     /// When the certificates expire, of each file the first.
-    fn expiries(&self, options: FileOptions) -> Vec<Expiry> {
+    fn expiries(&self, options: &FileOptions) -> Vec<Expiry> {
         let cert = options.cert.trim_start_matches('-');
         let files = [(cert, Some(&self.cert)), ("client-ca", self.client_ca.as_ref())];
         let expiry = |(option, bytes): (&'static str, Option<&Vec<u8>>)| {
