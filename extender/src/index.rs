@@ -274,7 +274,7 @@ impl Index {
         if pod.grant.is_some() {
             self.observe_granted(&pod.scheduler);
         }
-        self.note_changed_request(&pod);
+        self.note_ignored_request(&pod);
         self.keep_membership(&pod.uid, &mut pod.membership);
         self.complete_needs(&mut pod);
         let uid = pod.uid.clone();
@@ -315,11 +315,13 @@ impl Index {
         self.pods.insert(pod);
     }
 
-    /// Records request annotations that were changed while the pod is bound.
-    fn note_changed_request(&mut self, pod: &PodFacts) {
+    /// Records request annotations that were changed while the pod is bound, and those without effect on a member of a gang.
+    fn note_ignored_request(&mut self, pod: &PodFacts) {
         let before = self.pods.get(&pod.uid).filter(|before| before.node.is_some() && !pod.terminal);
-        let text = before.and_then(|before| pod.written.changed_while_bound(&before.written));
-        if let Some(text) = text {
+        let changed = before.and_then(|before| pod.written.changed_while_bound(&before.written));
+        let is_waiting_member = pod.membership.is_some() && pod.node.is_none() && !pod.terminal;
+        let of_member = || pod.written.of_gang_member().filter(|_| is_waiting_member);
+        if let Some(text) = changed.or_else(of_member) {
             self.ignored_requests.add(IgnoredRequest {
                 uid: pod.uid.clone(),
                 namespace: Arc::clone(&pod.namespace),

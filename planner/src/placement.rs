@@ -125,6 +125,14 @@ impl WrittenRequest {
         Some(without_effect(name, text, &why))
     }
 
+    /// Why an annotation has no effect on a member of a gang.
+    pub fn of_gang_member(&self) -> Option<String> {
+        let (name, text) = self.0.iter().find(|(name, _)| *name == names::NODE_POLICY_ANNOTATION)?;
+        let why = "the pod is a member of a gang, and gangs are packed: remove it, and keep members apart by \
+                   topologySpreadConstraints";
+        Some(without_effect(name, text, why))
+    }
+
     /// Why the first annotation that differs from those before has no effect on a pod that is bound.
     pub fn changed_while_bound(&self, before: &Self) -> Option<String> {
         let why = "the pod is bound and keeps its devices: create the pod again to apply it";
@@ -435,6 +443,9 @@ mod tests {
         insta::assert_snapshot!(nvlink.changed_while_bound(&none).unwrap(), @r#"annotation gantry.dev/required-link ("nvlink") has no effect, because the pod is bound and keeps its devices: create the pod again to apply it"#);
         insta::assert_snapshot!(none.changed_while_bound(&nvlink).unwrap(), @"the removal of annotation gantry.dev/required-link has no effect, because the pod is bound and keeps its devices: create the pod again to apply it");
         assert_eq!(nvlink.changed_while_bound(&nvlink), None);
+        assert_eq!(nvlink.of_gang_member(), None);
+        let spread = written(&[("gantry.dev/node-policy", "spread")]);
+        insta::assert_snapshot!(spread.of_gang_member().unwrap(), @r#"annotation gantry.dev/node-policy ("spread") has no effect, because the pod is a member of a gang, and gangs are packed: remove it, and keep members apart by topologySpreadConstraints"#);
         let long = "A100,".repeat(100_000);
         assert!(written(&[("gantry.dev/gpu-models", &long)]).without_devices().unwrap().len() < 400);
     }

@@ -60,7 +60,7 @@ fn note_names_the_gangs_that_have_reserved_devices() {
     assert!(note.is_some_and(|note| note.starts_with(expected)), "{note:?}");
 }
 
-/// Annotations without effect: on a pod without devices, and changed while the pod is bound. Once each; the edit does not
+/// Annotations without effect: on a pod without devices, on a member of a gang, and changed while the pod is bound. Once each; the edit does not
 /// change what the pod holds.
 #[test]
 fn request_annotations_without_effect_have_events() {
@@ -77,6 +77,12 @@ fn request_annotations_without_effect_have_events() {
         due.map(|notice| format!("{}: {}", notice.pod.name, notice.message.note)).collect()
     };
     insta::assert_snapshot!(notes(&mut told).join("\n"), @r#"web: annotation gantry.dev/required-link ("nvlnk") has no effect, because the pod requests no devices of Gantry: request nvidia.com/gpu or remove it; "nvlnk" is none of nvlink, pcie-switch, numa, any; did you mean `nvlink`?"#);
+
+    let mut member = member("member", 1, "g", 2);
+    member["metadata"]["annotations"]["gantry.dev/node-policy"] = "spread".into();
+    cluster.pod(&member);
+    cluster.pod(&member);
+    insta::assert_snapshot!(notes(&mut told).join("\n"), @r#"member: annotation gantry.dev/node-policy ("spread") has no effect, because the pod is a member of a gang, and gangs are packed: remove it, and keep members apart by topologySpreadConstraints"#);
 
     let mut job = bound(pod("job", 3), "node-3", 2, Some("5-7"));
     job["metadata"]["annotations"]["gantry.dev/required-link"] = "any".into();

@@ -1,5 +1,5 @@
-//! Annotations that request something of a pod's devices and have no effect: on a pod without devices, or changed while
-//! the pod is bound. One notice per pod and text waits here until it is published as an Event. Bounded.
+//! Annotations that request something of a pod's devices and have no effect: on a pod without devices, on a member of a
+//! gang, or changed while the pod is bound. One notice per pod and text waits here until it is published as an Event. Bounded.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
