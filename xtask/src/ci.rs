@@ -143,7 +143,7 @@ const IMAGE: &str = "image";
 
 /// Builds everything that tests are or start, and returns the end-to-end tests' programs by name. All packages are built
 /// together: cargo would build the dependencies of a selection of them again, with other features.
-fn build() -> Result<BTreeMap<String, PathBuf>> {
+pub(crate) fn build() -> Result<BTreeMap<String, PathBuf>> {
     let mut command =
         cargo(&["build", "--workspace", "--lib", "--bins", "--tests", "--examples", "--locked"]);
     let messages = output(command.arg("--message-format=json-render-diagnostics"))?;

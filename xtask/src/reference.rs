@@ -8,12 +8,13 @@ use gantry_api::{ConditionType, Reason};
 use gantry_plugin::health::{Class, Table, Xid};
 use serde_json::{Value, json};
 
-use crate::run::{cargo, output, root, run, target};
+use crate::ci;
+use crate::run::{output, root, target};
 use crate::runbooks::Sections;
 
 /// docs/reference/cli.md, by the program.
 pub(crate) fn command_line() -> Result<String> {
-    run(&mut cargo(&["build", "--locked", "--package", "gantry"]))?;
+    ci::build()?;
     // Help shows the values of variables.
     output(Command::new(target()?.join("debug/gantry")).env_clear().args(["man", "--markdown"]))
 }
