@@ -1,5 +1,7 @@
 //! The cluster itself: plain pods run on every node, and its parts can be stopped and started.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use gantry_e2e::hardware::Hardware;
 use gantry_e2e::{gantry, podresources, until};
@@ -42,8 +44,15 @@ pub(super) async fn api_server_kill_loses_nothing(bed: &Bed) -> Result<()> {
     ensure!(api.get("before").await.is_err(), "a dead API server answered");
     bed.cluster().start_again("kube-apiserver").await?;
     pods::running(&api, "before").await?;
-    pods::run(&api, &pods::sleeper("after", 0)?).await?;
-    Ok(())
+    let after = pods::sleeper("after", 0)?;
+    let mut runs = std::pin::pin!(pods::run(&api, &after));
+    loop {
+        tokio::select! {
+            pod = &mut runs => return pod.map(drop),
+            // kube-scheduler ends if the API server was away for longer than its lease lasts.
+            () = tokio::time::sleep(Duration::from_secs(1)) => bed.revive_control().await?,
+        }
+    }
 }
 
 pub(super) async fn container_logs_and_kubelet_api_are_readable(bed: &Bed) -> Result<()> {
