@@ -24,21 +24,13 @@ pub(crate) fn all() -> Result<()> {
         let program = programs.remove(name).with_context(|| format!("{END_TO_END} has no test {name}"))?;
         beside.push(end_to_end(&program));
     }
-    let mut rest = end_to_end(&programs[SCENARIOS]);
-    rest.env(PART, REST);
-    beside.push(rest);
     let log = target()?.join("ci-tests.log");
     let others = std::thread::spawn({
         let log = log.clone();
         move || run_into(&log, beside)
     });
-    let mut counts = step("end-to-end tests, with the other tests beside them", || {
-        each(&programs, |program| {
-            let mut command = end_to_end(program);
-            command.env(PART, MOST);
-            command
-        })
-    })?;
+    let mut counts =
+        step("end-to-end tests, with the other tests beside them", || each(&programs, end_to_end))?;
     let succeeded = others.join().map_err(|_| anyhow!("the tests ended with a panic"))??;
     counts += step("tests", || {
         let output = std::fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
@@ -47,14 +39,8 @@ pub(crate) fn all() -> Result<()> {
     counts.conclude()
 }
 
-/// End-to-end tests that run after the tests without a cluster and beside most scenarios. The others follow these, so that
-/// both take equally long.
+/// End-to-end tests that run after the tests without a cluster and beside the scenarios, so that both take equally long.
 const BESIDE: [&str; 2] = ["docs", IMAGE];
-
-/// The variable that names a part of the scenarios, with the parts.
-const PART: &str = "GANTRY_PART";
-const MOST: &str = "1-2/3";
-const REST: &str = "3-3/3";
 
 /// Pods of the scenarios in which many come and go.
 const PODS: &str = "300";

@@ -15,7 +15,6 @@ use kube::{Api, Client};
 use tokio::sync::OnceCell;
 
 use crate::gpus::Gpus;
-use crate::part::Part;
 use crate::records;
 
 const CLEAN_LIMIT: Duration = Duration::from_secs(180);
@@ -29,9 +28,9 @@ leaderElection: {leaseDuration: 6s, renewDeadline: 5s, retryPeriod: 500ms}
 ";
 
 /// Writes the configuration of kube-scheduler with [`HURRY`] and returns its path.
-fn hurried_scheduler(part: Part) -> Result<PathBuf> {
+fn hurried_scheduler() -> Result<PathBuf> {
     let binary = gantry::binary().context("no gantry beside this test: cargo build -p gantry")?;
-    let path = part.path("gantry-e2e-scheduler", ".yaml");
+    let path = std::env::temp_dir().join("gantry-e2e-scheduler.yaml");
     gantry::write_scheduler_config(&binary, "nvidia.com/gpu,nvidia.com/gpu.shared", &path)?;
     let config = fs::read_to_string(&path)?;
     fs::write(&path, config + HURRY)?;
@@ -44,20 +43,20 @@ pub(crate) struct Bed {
     gpus: OnceCell<Gpus>,
     /// Counts names that must be new.
     named: AtomicUsize,
-    /// Held for the run, so that two runs of the same part at once wait for each other.
+    /// Held for the run, so that two runs at once wait for each other.
     _lock: File,
 }
 
 impl Bed {
     /// Brings the cluster up from the manifests, without the daemons.
-    pub(crate) async fn up(part: Part) -> Result<Self> {
-        let lock_path = part.path("gantry-e2e", ".lock");
+    pub(crate) async fn up() -> Result<Self> {
+        let lock_path = std::env::temp_dir().join("gantry-e2e.lock");
         let lock = File::create(&lock_path).context("lock file")?;
         lock.lock().context("waiting for another run")?;
         let mut options = ClusterOptions::new(env!("CARGO_BIN_EXE_gantry-cluster"));
-        options.folder = part.path("gantry-e2e", "");
-        options.port = part.port();
-        options.scheduler_config = Some(hurried_scheduler(part)?);
+        options.folder = std::env::temp_dir().join("gantry-e2e");
+        options.port = 16444;
+        options.scheduler_config = Some(hurried_scheduler()?);
         let cluster = Cluster::up(options).await?;
         cluster.install(&manifests()).await?;
         let restart = manifests().join("extender-restart.yaml").display().to_string();

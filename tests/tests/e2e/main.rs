@@ -2,7 +2,6 @@
 //!
 //! `GANTRY_KUBERNETES=1.34` selects another version than that of CI. On it only the core scenarios run, or with a filter
 //! those with it in their name. Long scenarios are ignored unless a filter or `--include-ignored` selects them.
-//! `GANTRY_PART=1-2/3` plays two of every three, on a cluster that another run does not share.
 //!
 //! Where the machine cannot run pods every scenario counts as ignored, never as passed. `GANTRY_E2E_KEEP=1` leaves the
 //! cluster up afterwards.
@@ -13,7 +12,6 @@ mod blocked_writes;
 mod daemon_logs;
 mod gangs;
 mod gpus;
-mod part;
 mod pods;
 mod records;
 mod scenarios;
@@ -30,7 +28,6 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use bed::Bed;
 use daemon_logs::Logs;
-use part::Part;
 use scenarios::Scenario;
 
 fn main() -> Result<ExitCode> {
@@ -48,11 +45,9 @@ fn main() -> Result<ExitCode> {
     let kubernetes = Kubernetes::selected()?;
     let is_filtered = arguments.filter.is_some();
     let all_match = kubernetes.is_default()? || is_filtered;
-    let part = Part::selected()?;
-    let stage = Arc::new(Stage::new(part)?);
-    let own = scenarios::all().into_iter().enumerate().filter(|(position, _)| part.has(*position));
-    let trials = own
-        .map(|(_, scenario)| scenario)
+    let stage = Arc::new(Stage::new()?);
+    let trials = scenarios::all()
+        .into_iter()
         .filter(|scenario| all_match || scenario.is_core)
         .map(|scenario| {
             let stage = Arc::clone(&stage);
@@ -79,14 +74,13 @@ fn main() -> Result<ExitCode> {
 /// The cluster, brought up by the first scenario that is really run.
 struct Stage {
     runtime: tokio::runtime::Runtime,
-    part: Part,
     bed: Mutex<Option<Bed>>,
 }
 
 impl Stage {
-    fn new(part: Part) -> Result<Self> {
+    fn new() -> Result<Self> {
         let runtime = tokio::runtime::Runtime::new().context("tokio runtime")?;
-        Ok(Self { runtime, part, bed: Mutex::new(None) })
+        Ok(Self { runtime, bed: Mutex::new(None) })
     }
 
     fn play(&self, scenario: &Scenario) -> Result<()> {
@@ -95,7 +89,7 @@ impl Stage {
             let start = Instant::now();
             let bed = match place.take() {
                 Some(bed) => place.insert(bed),
-                None => place.insert(Bed::up(self.part).await.context("bringing the cluster up")?),
+                None => place.insert(Bed::up().await.context("bringing the cluster up")?),
             };
             let ready = start.elapsed().as_secs_f64();
             let logs = Logs::of(bed.folder());

@@ -2,7 +2,7 @@
 //! until the extender gets a request for them; from the first request of that profile on they are ordinary gangs.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::{GangStatus, Reason};
@@ -35,7 +35,7 @@ pub(super) async fn foreign_gang_reserves_on_first_request(bed: &Bed) -> Result<
 
     let as_it_comes = control.program(SCHEDULER)?;
     let mut with_profile: Program = as_it_comes.clone();
-    let config = with_second_profile(&as_it_comes, bed.folder())?;
+    let config = with_second_profile(&as_it_comes)?;
     with_profile.args[0] = format!("--config={}", config.display());
     control.daemon(SCHEDULER)?.kill().await?;
     control.run(with_profile).await?;
@@ -70,10 +70,10 @@ async fn the_profile_asks(scene: &Scene<'_>, theirs: &Crew) -> Result<()> {
 }
 
 /// kube-scheduler's default configuration with a second profile.
-fn with_second_profile(program: &Program, folder: &Path) -> Result<PathBuf> {
+fn with_second_profile(program: &Program) -> Result<PathBuf> {
     let config = program.args[0].strip_prefix("--config=");
     let config = fs::read_to_string(config.context("kube-scheduler is given its configuration first")?)?;
-    let path = folder.with_extension("profiles.yaml");
+    let path = std::env::temp_dir().join("gantry-e2e-profiles.yaml");
     let profiles =
         format!("\nprofiles: [{{schedulerName: default-scheduler}}, {{schedulerName: {PROFILE}}}]\n");
     fs::write(&path, config + &profiles)?;
