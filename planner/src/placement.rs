@@ -175,7 +175,7 @@ impl PlacementRequest {
         *self == Self::default()
     }
 
-    /// Whether some devices that meet it are preferred to others, other than by their links.
+    /// Whether some devices that meet it are preferred to others: by their model, link, bandwidth or the cost of their node.
     pub fn has_preferences(&self) -> bool {
         self.economy || self.preferred.are_of_links() || self.required.models.len() > 1
     }
