@@ -282,8 +282,8 @@ pub(super) async fn remediation_rule_acts_once_within_limits(bed: &Bed) -> Resul
     outcome
 }
 
-/// A rule drains the GPU of `worker`, and the pod's budget holds the drain back. The GPU leaves the node: the drain ends, and the pod
-/// stays when the budget admits its eviction.
+/// A rule drains the GPU of `worker`, and the pod's budget holds the drain back. The GPU leaves the node: the drain ends, and
+/// the pod stays when the budget admits its eviction.
 async fn drain_ends_without_its_gpu(
     bed: &Bed,
     node: &str,
