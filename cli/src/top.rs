@@ -75,7 +75,10 @@ pub(crate) async fn run(args: TopArgs, shutdown: CancellationToken) -> anyhow::R
         let wrong = anyhow::anyhow!("standard output is no terminal: use --once, or gantry map");
         return Err(BadInput(wrong).into());
     }
-    let (client, fabric) = args.origin.connect().await?;
+    let Some(connected) = shutdown.run_until_cancelled(args.origin.connect()).await else {
+        return if args.once { Err(anyhow::anyhow!("interrupted")) } else { Ok(()) };
+    };
+    let (client, fabric) = connected?;
     let mut top = Top::new(args.selection, color);
     if args.once {
         let map = map::read(client, &fabric).await?;

@@ -7,6 +7,7 @@
 )]
 
 pub mod cluster;
+pub mod terminal;
 
 use std::io::Write;
 use std::path::PathBuf;
