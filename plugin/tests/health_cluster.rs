@@ -420,6 +420,27 @@ async fn hanging_api_server_does_not_delay_shutdown() {
     scene.stop().await;
 }
 
+/// A GPU breaks while the API server restarts. Its Event is written afterwards, with the time of the fault.
+#[tokio::test(flavor = "multi_thread")]
+async fn health_event_outlasts_api_server_that_is_away() {
+    let mut scene = Scene::of("l4-4x-pcie").await;
+    scene.start().await;
+    scene.condition("True").await;
+    scene.door.shut();
+    scene.sim.installed.controller.raise_xid(2, 79).unwrap();
+    // Longer than the attempts for an Event that is not kept.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let back = jiff::Timestamp::now();
+    scene.door.reopen();
+    let gpu = scene.sim.uuid(2);
+    assert!(scene.event("GpuUnhealthy").await.starts_with(&format!("{gpu}: Xid 79")));
+    let events = Api::<Event>::all(scene.client.clone()).list(&ListParams::default()).await.unwrap();
+    let of_fault = events.items.iter().filter(|event| event.reason.as_deref() == Some("GpuUnhealthy"));
+    let times: Vec<_> = of_fault.map(|event| event.event_time.as_ref().unwrap().0).collect();
+    assert!(matches!(times[..], [at] if at < back), "{times:?}, back at {back}");
+    scene.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn gpu_off_bus_from_start_makes_node_unhealthy() {
     let mut scene = Scene::of("l4-4x-pcie").await;

@@ -193,10 +193,7 @@ impl EventRecorder {
     /// An Event with the same message about the same object, written shortly before.
     fn series(&mut self, event: &Event) -> Option<Event> {
         self.written.retain(|(at, _)| at.elapsed() < SERIES);
-        let same = |known: &Event| {
-            known.regarding == event.regarding && known.reason == event.reason && known.note == event.note
-        };
-        self.written.iter().find(|(_, known)| same(known)).map(|(_, known)| known.clone())
+        self.written.iter().find(|(_, known)| is_like(known, event)).map(|(_, known)| known.clone())
     }
 
     fn remember(&mut self, event: Event) {
@@ -306,6 +303,107 @@ impl EventWriter {
         self.recorder.log_failure(&event.event, error);
         self.counts.1 += 1;
     }
+}
+
+/// Writes Events that must outlast an API server that is away. They are written in the order in which they came, each until the
+/// API server takes it. An Event replaces one like it that waits, so that a flapping object does not displace others.
+pub struct KeptEvents {
+    recorder: EventRecorder,
+    rate: Rate,
+    backoff: Backoff,
+    /// Most Events that wait. Of more the oldest are dropped.
+    most: usize,
+    /// Oldest first.
+    waiting: VecDeque<Kept>,
+    /// When the first one is due, if an attempt failed or was over the rate.
+    due: Option<Instant>,
+}
+
+/// An Event that waits for the API server.
+#[derive(Debug)]
+struct Kept {
+    event: Event,
+    /// An attempt was begun.
+    is_attempted: bool,
+    refusals: u32,
+}
+
+impl KeptEvents {
+    /// Keeps up to `most` Events. Sends up to `burst` of them at once, and `per_second` after those.
+    pub fn new(recorder: EventRecorder, most: usize, burst: u32, per_second: u32) -> Self {
+        Self {
+            recorder,
+            rate: Rate::new(burst, per_second),
+            backoff: Backoff::new(Duration::from_secs(1), Duration::from_secs(16)).with_jitter(),
+            most,
+            waiting: VecDeque::new(),
+            due: None,
+        }
+    }
+
+    /// Adds an Event with this message, to be written by [`Self::write_next`].
+    pub fn add(&mut self, about: ObjectReference, message: Message) {
+        let event = self.recorder.event(about, message);
+        self.waiting.retain(|kept| !is_like(&kept.event, &event));
+        self.waiting.push_back(Kept { event, is_attempted: false, refusals: 0 });
+        while self.waiting.len() > self.most
+            && let Some(dropped) = self.waiting.pop_front()
+        {
+            self.recorder.log_failure(&dropped.event, "too many Events wait for the API server");
+        }
+    }
+
+    /// Waits until the first Event is due and tries to write it; returns whether it is there. Without Events it waits for
+    /// ever. May be dropped at any time.
+    pub async fn write_next(&mut self) -> bool {
+        loop {
+            if self.waiting.is_empty() {
+                std::future::pending::<()>().await;
+            }
+            if let Some(due) = self.due {
+                tokio::time::sleep_until(due).await;
+            }
+            self.due = self.rate.take(Instant::now()).err();
+            if self.due.is_none() {
+                break;
+            }
+        }
+        let Some(first) = self.waiting.front_mut() else {
+            return false;
+        };
+        let is_repeated = std::mem::replace(&mut first.is_attempted, true);
+        let error = match self.recorder.attempt(&first.event, is_repeated).await {
+            Attempt::Written => {
+                self.waiting.pop_front();
+                self.backoff.reset();
+                return true;
+            }
+            Attempt::NamespaceEnds => {
+                self.waiting.pop_front();
+                return false;
+            }
+            Attempt::Later(error) => error,
+            // An API server that starts refuses what it allows a little later.
+            Attempt::Refused(error) => {
+                first.refusals += 1;
+                error
+            }
+        };
+        if first.refusals >= ATTEMPTS {
+            self.recorder.log_failure(&first.event, &error);
+            self.waiting.pop_front();
+            self.backoff.reset();
+        } else {
+            tracing::debug!(%error, reason = first.event.reason, "Event not written yet");
+            self.due = Some(Instant::now() + self.backoff.fail());
+        }
+        false
+    }
+}
+
+/// Whether two Events have the same message about the same object.
+fn is_like(a: &Event, b: &Event) -> bool {
+    a.regarding == b.regarding && a.reason == b.reason && a.note == b.note
 }
 
 /// A token bucket.

@@ -19,10 +19,10 @@ use tracing::debug;
 use super::{Cluster, RETRY, connect};
 use crate::handover::{Note, PodName};
 
-/// Events of pods written at once: forged grants must not flood the API server.
-const BURST: u32 = 20;
-/// Events of pods written per second after those.
-const PER_SECOND: u32 = 5;
+/// Events written at once: forged grants must not flood the API server, nor may the Events of all nodes when it returns.
+pub(super) const BURST: u32 = 20;
+/// Events written per second after those.
+pub(super) const PER_SECOND: u32 = 5;
 /// Most devices of a set that an Event names; `GpuNode.status.deviations` has all.
 const MOST_NAMED: usize = 2;
 
@@ -34,11 +34,7 @@ pub(super) struct NodeEventRecorder {
 
 impl NodeEventRecorder {
     pub(super) fn new(client: Client, node: &NodeName) -> Self {
-        Self {
-            recorder: recorder(client, node),
-            // kubelet's own Events have the name as UID, and kubectl describe looks for that.
-            node: events::cluster_object(("v1", "Node"), node.as_str(), node.as_str()),
-        }
+        Self { recorder: recorder(client, node), node: self::node(node) }
     }
 
     /// Writes an Event; returns whether it is there.
@@ -47,7 +43,13 @@ impl NodeEventRecorder {
     }
 }
 
-fn recorder(client: Client, node: &NodeName) -> EventRecorder {
+/// The Node that Events are about.
+pub(super) fn node(name: &NodeName) -> ObjectReference {
+    // kubelet's own Events have the name as UID, and kubectl describe looks for that.
+    events::cluster_object(("v1", "Node"), name.as_str(), name.as_str())
+}
+
+pub(super) fn recorder(client: Client, node: &NodeName) -> EventRecorder {
     EventRecorder::new(client, names::PLUGIN, node.as_str())
 }
 

@@ -1,4 +1,4 @@
-//! A connection to a server that a test can open and block: later requests are read but never answered.
+//! A connection to a server that a test can block, so that later requests are read but never answered, or shut.
 
 use std::net::SocketAddr;
 
@@ -8,9 +8,17 @@ use tokio::sync::watch;
 
 use super::soon;
 
-/// Forwards connections until it is blocked.
+/// What becomes of connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Passage {
+    Open,
+    Blocked,
+    Shut,
+}
+
+/// Forwards connections until it is blocked or shut.
 pub struct Door {
-    blocked: watch::Sender<bool>,
+    passage: watch::Sender<Passage>,
     /// Number of connections with an unanswered request.
     unanswered: watch::Receiver<usize>,
 }
@@ -19,19 +27,29 @@ impl Door {
     /// Opens at an unused address.
     pub async fn open(address: SocketAddr, server: SocketAddr) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
-        let (blocked, is_blocked) = watch::channel(false);
+        let (passage, state) = watch::channel(Passage::Open);
         let (count, unanswered) = watch::channel(0);
         tokio::spawn(async move {
             loop {
                 let (visitor, _) = listener.accept().await.unwrap();
-                tokio::spawn(pass(visitor, server, is_blocked.clone(), count.clone()));
+                tokio::spawn(pass(visitor, server, state.clone(), count.clone()));
             }
         });
-        Self { blocked, unanswered }
+        Self { passage, unanswered }
     }
 
     pub fn block(&self) {
-        self.blocked.send_replace(true);
+        self.passage.send_replace(Passage::Blocked);
+    }
+
+    /// Ends every connection, also those that are made later.
+    pub fn shut(&self) {
+        self.passage.send_replace(Passage::Shut);
+    }
+
+    /// Forwards connections again.
+    pub fn reopen(&self) {
+        self.passage.send_replace(Passage::Open);
     }
 
     /// Waits for this number of unanswered requests.
@@ -45,7 +63,7 @@ impl Door {
 async fn pass(
     mut visitor: TcpStream,
     server: SocketAddr,
-    mut blocked: watch::Receiver<bool>,
+    mut passage: watch::Receiver<Passage>,
     unanswered: watch::Sender<usize>,
 ) {
     // At the end of a test the server may stop before its clients.
@@ -54,7 +72,11 @@ async fn pass(
     };
     tokio::select! {
         biased;
-        _ = blocked.wait_for(|blocked| *blocked) => {}
+        closed = passage.wait_for(|passage| *passage != Passage::Open) => {
+            if closed.is_ok_and(|passage| *passage == Passage::Shut) {
+                return;
+            }
+        }
         _ = tokio::io::copy_bidirectional(&mut visitor, &mut server) => return,
     }
     let (mut first, mut read) = (true, [0; 4096]);

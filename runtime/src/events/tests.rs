@@ -206,6 +206,86 @@ async fn events_over_the_rate_are_written_later() {
     assert_eq!(began.elapsed().as_millis(), 2500);
 }
 
+/// Adds Events and writes them for a while: the notes of all requests, and how many attempts succeeded.
+async fn write_kept(
+    notes: &[&str],
+    most: usize,
+    codes: &'static [u16],
+    limit: Duration,
+) -> (Vec<String>, usize) {
+    let (recorder, requests) = recorder(codes);
+    let mut events = KeptEvents::new(recorder, most, 1024, 20);
+    for note in notes {
+        events.add(node(), message(note));
+    }
+    let mut written = 0;
+    let writing = async {
+        loop {
+            written += usize::from(events.write_next().await);
+        }
+    };
+    let _: Result<(), _> = tokio::time::timeout(limit, writing).await;
+    assert!(events.waiting.is_empty() || limit < Duration::from_secs(600), "{:?}", events.waiting);
+    let requests = requests.lock().unwrap();
+    let note = |body: &Value| body["note"].as_str().unwrap().to_owned();
+    (requests.iter().map(|(_, _, body)| note(body)).collect(), written)
+}
+
+/// The API server is away for minutes, far longer than the attempts for other Events last.
+#[tokio::test(start_paused = true)]
+async fn kept_events_are_written_once_api_server_is_back() {
+    const CODES: [u16; 31] = {
+        let mut codes = [BROKEN; 31];
+        codes[10] = 503;
+        codes[30] = 201;
+        codes
+    };
+    let minutes = Duration::from_secs(4 * 60);
+    let (notes, written) = write_kept(&["a", "b"], 9, &CODES, minutes).await;
+    assert!(notes.len() < 20 && notes.iter().all(|note| note == "a"), "only the first is tried: {notes:?}");
+    assert_eq!(written, 0);
+    let (notes, written) = write_kept(&["a", "b"], 9, &CODES, Duration::from_secs(3600)).await;
+    assert_eq!((&notes[30..], written), (&["a".to_owned(), "b".to_owned()][..], 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn kept_events_are_bounded_and_the_newest_last() {
+    let hour = Duration::from_secs(3600);
+    let (notes, written) = write_kept(&["a", "b", "a", "c", "b"], 9, &[201], hour).await;
+    assert_eq!((notes, written), (["a", "c", "b"].map(str::to_owned).to_vec(), 3));
+    let (notes, written) = write_kept(&["a", "b", "c", "d"], 3, &[201], hour).await;
+    assert_eq!((notes, written), (["b", "c", "d"].map(str::to_owned).to_vec(), 3), "the oldest is dropped");
+}
+
+/// The rights may be unknown to an API server that starts. A right that is missing must not keep Events for ever.
+#[tokio::test(start_paused = true)]
+async fn kept_event_is_dropped_after_some_refusals() {
+    let hour = Duration::from_secs(3600);
+    let (notes, written) = write_kept(&["a", "b"], 9, &[BROKEN, 403, 403, 201], hour).await;
+    assert_eq!((notes, written), (["a", "a", "a", "a", "b"].map(str::to_owned).to_vec(), 2));
+    let (notes, written) = write_kept(&["a", "b"], 9, &[403], hour).await;
+    assert_eq!((notes.len(), written), (2 * ATTEMPTS as usize, 0));
+}
+
+/// The daemon turns to something else while a request is under way; the Event is there once nevertheless.
+#[tokio::test(start_paused = true)]
+async fn dropped_attempt_for_a_kept_event_is_repeated() {
+    let (recorder, requests) = recorder(&[201, 409]);
+    let mut events = KeptEvents::new(recorder, 9, 1024, 20);
+    events.add(node(), message("a"));
+    {
+        let mut attempt = std::pin::pin!(events.write_next());
+        // The request is sent, the response not read.
+        assert!(futures::poll!(&mut attempt).is_pending());
+        while requests.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert!(events.write_next().await);
+    let names = names(&requests);
+    assert!(names.len() == 2 && names[0] == names[1], "{names:?}");
+}
+
 #[test]
 fn event_name_is_valid_for_any_object_name() {
     let now = Timestamp::from_second(1_767_225_600).unwrap();
