@@ -18,6 +18,7 @@ pub mod reason;
 mod schema;
 pub mod slim;
 pub mod text;
+pub mod xid;
 
 pub use condition::ConditionType;
 pub use cordon::{Cordon, Cordons};

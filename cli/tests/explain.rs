@@ -5,7 +5,7 @@ mod support;
 
 use std::path::Path;
 
-use gantry_api::Gang;
+use gantry_api::{Gang, GpuNode};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams, PostParams};
@@ -118,6 +118,71 @@ async fn pod_report_describes_nodes_and_grant() {
     let (code, text) = stage.see(&["pod", "five"]).await;
     assert_eq!(code, Some(2));
     assert!(text.contains("no pod five in namespace default"), "{text}");
+}
+
+/// The report names the Xids of unhealthy GPUs and what to do about them, of a pod that waits and of one that has such a GPU.
+#[tokio::test(flavor = "multi_thread")]
+async fn pod_report_has_responses_to_xids() {
+    let stage = Stage::start().await;
+    let device = |gpu: usize, reason: Option<&str>| {
+        let id = format!("GPU-a-{gpu}");
+        json!({"id": id, "resource": "nvidia.com/gpu", "gpu": gpu, "healthy": reason.is_none(), "reason": reason})
+    };
+    let off = "Xid 79: GPU has fallen off the bus";
+    let fault = |gpu: &str| json!({"gpu": gpu, "xid": 79, "class": "fatal", "reason": off, "since": "2026-11-02T10:00:00Z"});
+    let status = json!({"status": {
+        "devices": [device(0, Some(off)), device(1, Some(off)), device(2, Some("GPU lost")), device(3, None)],
+        "faults": [fault("GPU-a-1"), fault("GPU-a-0")],
+        "holders": [{"namespace": "default", "pod": "broken", "resource": "nvidia.com/gpu",
+            "devices": ["GPU-a-1", "GPU-a-3"], "provenance": "PodResources"}],
+    }});
+    let nodes = Api::<GpuNode>::all(stage.cluster.client.clone());
+    nodes.patch_status("a", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    create(&stage.pods, pod("broken", 2, Some("a"))).await;
+    create(&stage.pods, pod("four", 4, None)).await;
+    create(&stage.pods, pod("one", 1, Some("b"))).await;
+
+    let (_, text) = stage.see(&["pod", "four"]).await;
+    insta::assert_snapshot!(text, @r"
+    pod default/four requests 4 nvidia.com/gpu
+    does not fit now on 2 of 2 nodes:
+      b: 3 of 4 GPUs free, 4 asked; fits when default/one ends
+      a: 0 of 4 GPUs free, 4 asked, 3 unhealthy (GPU 0: Xid 79: GPU has fallen off the bus; GPU 1: Xid 79: GPU has fallen off the bus; GPU 2: GPU lost)
+        response to Xid 79 of GPU 0,1: drain the node and reboot it; replace the board if it repeats
+    ");
+    let (_, text) = stage.see(&["pod", "four", "-o", "json"]).await;
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let node = report["nodes"].as_array().unwrap().iter().find(|node| node["node"] == "a").unwrap();
+    let response = "drain the node and reboot it; replace the board if it repeats";
+    assert_eq!(
+        node["unhealthy"],
+        json!([
+            {"gpu": 0, "reason": off, "xids": [{"xid": 79, "response": response}]},
+            {"gpu": 1, "reason": off, "xids": [{"xid": 79, "response": response}]},
+            {"gpu": 2, "reason": "GPU lost"},
+        ])
+    );
+    let (_, text) = stage.see(&["pod", "broken"]).await;
+    insta::assert_snapshot!(text, @r"
+    pod default/broken requests 2 nvidia.com/gpu
+    bound to a: GPU 1,3
+      GPU-a-1
+      GPU-a-3
+    GPU 1 is unhealthy: Xid 79: GPU has fallen off the bus
+    response to Xid 79 of GPU 1: drain the node and reboot it; replace the board if it repeats
+    ");
+    let (_, text) = stage.see(&["pod", "broken", "-o", "json"]).await;
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        report["bound"]["unhealthy"],
+        json!([{"gpu": 1, "reason": off, "xids": [{"xid": 79, "response": response}]}])
+    );
+    // A GPU that the operator withholds is not unhealthy.
+    let cordons = (0..4).map(|gpu| (format!("gantry.dev/cordon-GPU-b-{gpu}"), json!("the fan fails")));
+    let cordons = json!({"metadata": {"annotations": cordons.collect::<serde_json::Map<_, _>>()}});
+    nodes.patch_metadata("b", &PatchParams::default(), &Patch::Merge(cordons)).await.unwrap();
+    let (_, text) = stage.see(&["pod", "one", "-o", "json"]).await;
+    assert!(!text.contains("unhealthy"), "{text}");
 }
 
 fn member(name: &str, gpus: u32, node: Option<&str>, gang: &str, min: u32) -> Value {

@@ -53,7 +53,7 @@ pub use gangs::{
 };
 pub use holds::HOLD;
 pub use idle::{IdleCause, IdleKey, IdleTotals, SET_SIZES};
-pub use inspection::{Bound, Lack, NodeReport, PodReport};
+pub use inspection::{Bound, Lack, NodeReport, PodReport, UnhealthyGpu, XidReport};
 pub use list_tracker::Source;
 pub use marks::mark;
 pub use node_table::Totals;

@@ -31,6 +31,8 @@ pub struct Inventory {
     pub not_ready: Option<Arc<str>>,
     /// The GPUs that the operator cordoned. Their devices are unhealthy in the pools.
     pub cordons: Vec<CordonedGpu>,
+    /// The Xids by which GPUs, or parts of them, are unhealthy.
+    pub xids: Vec<GpuXid>,
     /// The models of its GPUs, by index.
     pub models: Arc<[Arc<str>]>,
     /// What such a node costs, for pods that ask for economy; less is cheaper.
@@ -108,6 +110,14 @@ pub struct CordonedGpu {
     pub reason: Arc<str>,
     /// A fault that it has in addition.
     pub fault: Option<Arc<str>>,
+}
+
+/// An Xid by which a GPU, or a part of it, is unhealthy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuXid {
+    /// The GPU's index.
+    pub gpu: u8,
+    pub xid: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

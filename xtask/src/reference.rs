@@ -58,7 +58,7 @@ pub(crate) fn xids() -> String {
     let mut page = "\
 # Xids
 
-Made by `cargo xtask generate` from `plugin/data/xid.csv`. Do not edit.
+Made by `cargo xtask generate` from `api/data/xid.csv`. Do not edit.
 
 An Xid is an error that the NVIDIA driver reports of a GPU. The class decides what Gantry does ([health.md](health.md));
 the response is the operator's, by the immediate action of NVIDIA's catalog. `gantry_plugin_xids_total` counts every Xid,

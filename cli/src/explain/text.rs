@@ -1,9 +1,10 @@
 //! Reports as text for a terminal. Formats the report and decides nothing.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use gantry_api::{Placement, one_line};
-use gantry_extender::index::{Lack, NodeReport, PodReport};
+use gantry_extender::index::{Lack, NodeReport, PodReport, UnhealthyGpu};
 
 use super::gangs::{some, why_at, why_there};
 
@@ -36,6 +37,10 @@ pub(crate) fn pod(report: &PodReport, wide: bool) -> String {
         for id in &bound.devices {
             line(&mut out, &format!("  {id}"));
         }
+        for gpu in &bound.unhealthy {
+            line(&mut out, &format!("GPU {} is unhealthy: {}", gpu.gpu, gpu.reason));
+        }
+        responses(&mut out, "", &bound.unhealthy);
         if let Some(placement) = &bound.placement {
             why(&mut out, placement);
         }
@@ -85,6 +90,7 @@ pub(crate) fn pod(report: &PodReport, wide: bool) -> String {
         for node in waits.iter().take(named) {
             let lacks = node.lacks.as_deref().unwrap_or_default();
             line(&mut out, &format!("  {}: {lacks}{}{}", node.node, ends(node, listed), kept(node, listed)));
+            responses(&mut out, "    ", &node.unhealthy);
         }
         more(&mut out, waits.len(), named);
     }
@@ -112,6 +118,20 @@ fn why(out: &mut String, placement: &Placement) {
     }
     for other in &compared.others {
         line(out, &format!("  {other}"));
+    }
+}
+
+/// What the operator should do about the Xids of GPUs.
+fn responses(out: &mut String, indent: &str, unhealthy: &[UnhealthyGpu]) {
+    let mut known: BTreeMap<u64, (&str, BTreeSet<u8>)> = BTreeMap::new();
+    for (gpu, xid) in unhealthy.iter().flat_map(|gpu| gpu.xids.iter().map(|xid| (gpu.gpu, xid))) {
+        if let Some(response) = &xid.response {
+            known.entry(xid.xid).or_insert((response, BTreeSet::new())).1.insert(gpu);
+        }
+    }
+    for (xid, (response, gpus)) in known {
+        let gpus: Vec<String> = gpus.iter().map(u8::to_string).collect();
+        line(out, &format!("{indent}response to Xid {xid} of GPU {}: {response}", gpus.join(",")));
     }
 }
 
@@ -161,6 +181,7 @@ mod tests {
             bandwidth_gbs: gbs,
             would_have_to_end: ends.iter().map(|name| (*name).to_owned()).collect(),
             reserved_for_gangs: Vec::new(),
+            unhealthy: Vec::new(),
         }
     }
 
@@ -261,6 +282,7 @@ mod tests {
             node: "n1".into(),
             devices: vec!["GPU-1".into(), "GPU-2".into()],
             words: "GPU 0-1".to_owned(),
+            unhealthy: Vec::new(),
             placement: None,
         };
         insta::assert_snapshot!(pod(&report(Some(bound.clone()), Vec::new()), false), @r"
@@ -303,6 +325,7 @@ mod tests {
             node: "n1".into(),
             devices: Vec::new(),
             words: "GPU 0-1".to_owned(),
+            unhealthy: Vec::new(),
             placement: serde_json::from_str(&placement).unwrap(),
         };
         let mut member = report(Some(bound), Vec::new());

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use anyhow::anyhow;
+use gantry_api::xid::Table;
 use gantry_api::{GpuEvidence, GpuNode};
 use gantry_topology::Gpu;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -159,14 +160,8 @@ fn times(count: u64) -> String {
     if count == 1 { "once".to_owned() } else { format!("{count} times") }
 }
 
-#[cfg(target_os = "linux")]
 fn describe(xid: u64) -> String {
-    gantry_plugin::health::Table::built_in().describe(xid)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn describe(xid: u64) -> String {
-    format!("Xid {xid}")
+    Table::built_in().describe(xid)
 }
 
 #[cfg(test)]

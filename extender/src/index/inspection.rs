@@ -1,11 +1,12 @@
 //! Why a pod is on its node, or why it waits: every node, and the pods that would have to end there for it to fit. For
 //! `gantry explain`; nothing is decided or changed here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use gantry_api::placement::ComparedFabric;
+use gantry_api::xid::Table;
 use gantry_api::{DeviceId, NodeName, Placement, PodUid, Reason, ResourceName, names};
 use gantry_gang::protocol::{Stage, Withheld};
 use gantry_gang::{GangKey, Misfit, Resources};
@@ -18,6 +19,7 @@ use super::{GangReservations, Index};
 use crate::pod::PodFacts;
 use gantry_planner::decide::{self, ForeignNodes, NodeRefusal};
 use gantry_planner::devices::DeviceSet;
+use gantry_planner::inventory::Pool;
 use gantry_planner::request::Request;
 use gantry_planner::snapshot::{Class, NOMINATED, NodeIx};
 
@@ -60,6 +62,9 @@ pub struct Bound {
     pub devices: Vec<DeviceId>,
     /// The same as text: `GPU 0-3`.
     pub words: String,
+    /// Those of its GPUs that are unhealthy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unhealthy: Vec<UnhealthyGpu>,
     /// Why there, by the pod's annotation. Not kept in the index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<Placement>,
@@ -80,6 +85,31 @@ pub struct NodeReport {
     pub would_have_to_end: Vec<String>,
     /// Reservations there of gangs that are decided, if the pod does not fit.
     pub reserved_for_gangs: Vec<GangReservations>,
+    /// GPUs there that are unhealthy, wholly or in part, if the pod does not fit and asks for their resources.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unhealthy: Vec<UnhealthyGpu>,
+}
+
+/// A GPU that is unhealthy, wholly or in part. Not one that is cordoned only.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnhealthyGpu {
+    /// Its index.
+    pub gpu: u8,
+    /// Why.
+    pub reason: Arc<str>,
+    /// The Xids among the causes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub xids: Vec<XidReport>,
+}
+
+/// An Xid, with what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct XidReport {
+    /// Its number.
+    pub xid: u64,
+    /// What the operator should do, by NVIDIA's catalog; absent for an Xid of applications.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response: Option<Arc<str>>,
 }
 
 /// Why a pod does not fit on a node: what no end of pods changes first.
@@ -263,6 +293,7 @@ impl Index {
     pub(super) fn bound(&self, pod: &PodFacts, node: &NodeName) -> Bound {
         let mut devices = Vec::new();
         let mut words = Vec::new();
+        let mut unhealthy = Vec::new();
         if let Some(entry) = self.nodes.by_name(node.as_str())
             && let Some(held) = entry.held_by(&pod.uid)
         {
@@ -270,10 +301,34 @@ impl Index {
             for ((pool, _), held) in pools.filter(|(_, held)| !held.is_empty()) {
                 devices.extend(pool.ids_of(held));
                 words.push(pool.describe(held));
+                let faulty = (held - &pool.healthy).iter().filter_map(|device| pool.gpu_of(device)).collect();
+                unhealthy.extend(unhealthy_gpus(entry, pool, Some(&faulty)));
             }
         }
-        Bound { node: node.clone(), devices, words: words.join(", "), placement: None }
+        Bound { node: node.clone(), devices, words: words.join(", "), unhealthy, placement: None }
     }
+}
+
+/// The unhealthy GPUs of a pool, or those among `only`, with their Xids. Not those that are cordoned only.
+fn unhealthy_gpus(node: &Node, pool: &Pool, only: Option<&BTreeSet<usize>>) -> Vec<UnhealthyGpu> {
+    static TABLE: LazyLock<Table> = LazyLock::new(Table::built_in);
+    let Some(inventory) = node.inventory() else {
+        return Vec::new();
+    };
+    let faults =
+        pool.faults.iter().filter(|fault| only.is_none_or(|only| only.contains(&usize::from(fault.gpu))));
+    let unhealthy = faults.filter_map(|fault| {
+        let cordon = inventory.cordons.iter().find(|cordon| cordon.gpu == usize::from(fault.gpu));
+        let reason = match cordon {
+            Some(cordon) => cordon.fault.clone()?,
+            None => Arc::clone(&fault.reason),
+        };
+        let own = inventory.xids.iter().filter(|known| known.gpu == fault.gpu);
+        let xids =
+            own.map(|known| XidReport { xid: known.xid, response: TABLE.response(known.xid).map(Arc::from) });
+        Some(UnhealthyGpu { gpu: fault.gpu, reason, xids: xids.collect() })
+    });
+    unhealthy.collect()
 }
 
 /// Some nodes, as a pod that waits finds them.
@@ -333,6 +388,7 @@ impl Inspection<'_> {
             bandwidth_gbs: None,
             would_have_to_end: Vec::new(),
             reserved_for_gangs: Vec::new(),
+            unhealthy: Vec::new(),
         };
         let misfit = self.index.misfit(number, &self.pod.needs);
         let Some(class) = node.exact(&[]) else {
@@ -375,6 +431,9 @@ impl Inspection<'_> {
         let mut found = report(Some(lack));
         found.reserved_for_gangs = self.index.reserved_for_gangs_on(node, self.gang);
         found.would_have_to_end = self.would_have_to_end(node, &class, left);
+        let asked = node.pools().map(|(pool, _)| pool);
+        let asked = asked.filter(|pool| self.request.asks.iter().any(|ask| ask.resource == pool.resource));
+        found.unhealthy = asked.flat_map(|pool| unhealthy_gpus(node, pool, None)).collect();
         Some(found)
     }
 

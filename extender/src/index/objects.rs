@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gantry_api::{
-    Cordons, DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState, NumaNodeCpus,
+    Cordons, DeviceStatus, GpuFault, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState, NumaNodeCpus,
     NumaNodeMemory, Provenance, ResourceName, SharingPolicy, quantity,
 };
 use gantry_gang::{NodeFacts, Resources, Taint};
@@ -23,7 +23,7 @@ use crate::partial_object::PartialObject;
 use crate::pod::{self, Words};
 use crate::watch::stream::Streamed;
 use crate::watched::Watched;
-use gantry_planner::inventory::{CordonedGpu, Device, Held, Inventory, Pool};
+use gantry_planner::inventory::{CordonedGpu, Device, GpuXid, Held, Inventory, Pool};
 use gantry_planner::kind::{Kind, Kinds, Sharing, Spot, Units};
 use gantry_planner::numa::{NumaCpus, NumaMemory, NumaNode};
 
@@ -108,7 +108,21 @@ fn account_for(
     let cost = watched.cost(machine.iter().map(|gpu| gpu.model.as_deref().unwrap_or_default()), &kind);
     let cordons = cordoned_gpus(machine, cordons, published);
     let numa = status.map_or_else(Vec::new, numa_nodes);
-    Inventory { kind, pools, holders, numa, unaligned: None, not_ready, cordons, models, cost }
+    let xids = xids(machine, status.map_or(&[][..], |status| status.faults.as_slice()));
+    Inventory { kind, pools, holders, numa, unaligned: None, not_ready, cordons, xids, models, cost }
+}
+
+/// The Xids of faults, sorted by GPU and number.
+fn xids(machine: &[Gpu], faults: &[GpuFault]) -> Vec<GpuXid> {
+    let known = faults.iter().filter_map(|fault| {
+        let is = |gpu: &Gpu| gpu.uuid.as_ref().is_some_and(|uuid| uuid.as_str() == fault.gpu);
+        Some(GpuXid { gpu: u8::try_from(machine.iter().position(is)?).ok()?, xid: fault.xid })
+    });
+    let mut xids: Vec<GpuXid> = known.collect();
+    // Instances of one GPU may have the same.
+    xids.sort_by_key(|known| (known.gpu, known.xid));
+    xids.dedup();
+    xids
 }
 
 fn cordoned_gpus(machine: &[Gpu], cordons: &Cordons, published: &[DeviceStatus]) -> Vec<CordonedGpu> {

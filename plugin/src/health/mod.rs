@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | application Xid | counted only | - |
 //! | resettable or fatal Xid | GPU unhealthy, in quarantine | a proof that the GPU was reset |
-//! | the same, or a MIG-instance Xid, from an event that names an instance, if `data/xid.csv` confines it | the MIG devices in it unhealthy | the same, or the instance is gone or replaced |
+//! | the same, or a MIG-instance Xid, from an event that names an instance, if `api/data/xid.csv` confines it | the MIG devices in it unhealthy | the same, or the instance is gone or replaced |
 //! | link Xid | links are read again; GPU unhealthy if the link needs a reset of the GPU, if links went down, or if the driver does not report a recovery action | the same, or the links that went down are up again |
 //! | memory repair failed or waiting, uncorrected errors, the driver requests a recovery action | GPU unhealthy | NVML no longer reports it |
 //! | GPU lost, or a query of it fails | GPU unhealthy | the GPU responds again |
@@ -32,6 +32,7 @@ pub use checks::{FabricCheck, HealthChecks, XidList, XidListError};
 pub use clocks::{ClockLog, ClockSample};
 pub use evidence::EvidenceLog;
 pub use fault::{Cause, Ended, Extent, Fault, GpuName, Loss, Outage, OutageKind, Part, Proof, Trouble};
+pub use gantry_api::xid::{Class, Table, Xid};
 pub use tracker::HealthTracker;
 pub use vitals::{Failed, Vitals};
-pub use xid::{Class, Table, Xid, XidCounts};
+pub use xid::XidCounts;
