@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::ListParams;
 use kube::{Api, Client, Resource};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::gang::{budgets, owners};
@@ -28,8 +29,10 @@ use gantry_planner::placement::PlacementDefaults;
 /// Period of the checks whether everything is listed.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Longest time for a first answer of the API server.
+/// Longest time without a response of the API server, at first and while the cluster is listed.
 const REACH: Duration = Duration::from_secs(10);
+/// Period of the checks whether the API server responds, and longest time of one.
+const CHECK: Duration = Duration::from_secs(1);
 /// Longest time to read the owners of gangs once everything else is listed: a kind that is not served is never read.
 const OWNERS: Duration = Duration::from_secs(3);
 /// Gangs planned at most: more than any queue has.
@@ -98,7 +101,7 @@ pub async fn node_of(client: &Client, namespace: &str, pod: &str) -> anyhow::Res
 /// [`Seen::plan`].
 ///
 /// # Errors
-/// The cluster cannot be listed within `limit`: then the log says why.
+/// The API server does not respond for ten seconds, or the cluster cannot be listed within `limit`: then the log has the reason.
 pub async fn look(client: Client, terms: Terms, extent: Extent, limit: Duration) -> anyhow::Result<Seen> {
     let may_list_budgets = reach(&client).await?;
     let watched = Watched::new(terms.resources).with_placement(terms.defaults, terms.model_cost_order);
@@ -129,7 +132,7 @@ pub async fn look(client: Client, terms: Terms, extent: Extent, limit: Duration)
         metrics: Arc::default(),
     };
     let watching = tokio::spawn(watch::run(client.clone(), watches, shutdown.clone()));
-    let budgets_client = client.clone();
+    let (budgets_client, checked) = (client.clone(), client.clone());
     let (wanted, seen) = (Arc::clone(&store), Arc::clone(&store));
     let owners = tokio::spawn(owners::run(
         client,
@@ -147,26 +150,34 @@ pub async fn look(client: Client, terms: Terms, extent: Extent, limit: Duration)
             tokio::time::sleep(LOOK).await;
         }
     };
-    let in_time = tokio::time::timeout(limit, listed).await;
-    let read = async {
-        while store.read(|index| index.owners_unread() || may_list_budgets && !index.knows_budgets()) {
-            tokio::time::sleep(LOOK).await;
+    let listed = async {
+        tokio::select! {
+            listed = tokio::time::timeout(limit, listed) => listed.with_context(|| {
+                format!(
+                    "pods, nodes, GpuNodes and Gangs cannot all be listed within {} s; may you list them, and is Gantry installed?",
+                    limit.as_secs()
+                )
+            }),
+            () = silence(&checked) => Err(unresponsive()),
         }
     };
-    // The report names owners that are unread by then.
-    let _ = tokio::time::timeout(OWNERS, read).await;
+    let listed = listed.await;
+    if listed.is_ok() {
+        let read = async {
+            while store.read(|index| index.owners_unread() || may_list_budgets && !index.knows_budgets()) {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        // The report names owners that are unread by then.
+        let _ = tokio::time::timeout(OWNERS, read).await;
+    }
     shutdown.cancel();
     watching.await.context("the watches panicked")?;
     owners.await.context("the watch of owners panicked")?;
     if let Some(budgets) = budgets {
         budgets.await.context("the watch of disruption budgets panicked")?;
     }
-    in_time.with_context(|| {
-        format!(
-            "pods, nodes, GpuNodes and Gangs cannot all be listed within {} s; may you list them, and is Gantry installed?",
-            limit.as_secs()
-        )
-    })?;
+    listed?;
     let queue = store.read(Index::gangs_in_line);
     Ok(Seen { store, queue })
 }
@@ -181,6 +192,23 @@ pub async fn placement(client: Client, namespace: &str, pod: &str) -> anyhow::Re
     let annotations = metadata.and_then(|pod| pod.metadata.annotations).unwrap_or_default();
     let text = annotations.get(names::PLACEMENT_ANNOTATION);
     Ok(text.and_then(|text| serde_json::from_str(text).ok()))
+}
+
+/// Waits until the API server has not responded for [`REACH`].
+async fn silence(client: &Client) {
+    let mut responded = Instant::now();
+    while responded.elapsed() < REACH {
+        tokio::time::sleep(CHECK).await;
+        match tokio::time::timeout(CHECK, gantry_runtime::check_api_server(client)).await {
+            // An error is a response, too.
+            Ok(Ok(()) | Err(kube::Error::Api(_))) => responded = Instant::now(),
+            Ok(Err(_)) | Err(_) => {}
+        }
+    }
+}
+
+fn unresponsive() -> anyhow::Error {
+    anyhow::anyhow!("the API server does not respond within {} s", REACH.as_secs())
 }
 
 /// Lists one object of every kind that is needed, so that an error is reported at once and not after many retries. Returns whether
@@ -201,9 +229,7 @@ async fn reach(client: &Client) -> anyhow::Result<bool> {
             budgets.list_metadata(&one).await.is_ok(),
         )
     };
-    let answers = tokio::time::timeout(REACH, asked)
-        .await
-        .with_context(|| format!("the API server does not answer within {} s", REACH.as_secs()))?;
+    let answers = tokio::time::timeout(REACH, asked).await.map_err(|_| unresponsive())?;
     answers.0.map_err(|error| unreadable("pods", error))?;
     answers.1.map_err(|error| unreadable("nodes", error))?;
     answers.2.map_err(|error| unreadable("gpunodes.gantry.dev", error))?;
@@ -234,6 +260,36 @@ mod tests {
     use tower_test::mock;
 
     use super::*;
+
+    /// Nothing is listed before the timeout of the whole, which is far longer.
+    #[tokio::test(start_paused = true)]
+    async fn api_server_lost_during_listing_ends_the_look() {
+        let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+        let client = Client::new(service, "default");
+        let answers = tokio::spawn(async move {
+            let mut unanswered = Vec::new();
+            while let Some((request, send)) = api.next_request().await {
+                // The first request of each kind is for one object.
+                if request
+                    .uri()
+                    .query()
+                    .is_some_and(|query| query.contains("limit=1&") || query.ends_with("limit=1"))
+                {
+                    let none = json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": []});
+                    send.send_response(Response::new(Body::from(none.to_string().into_bytes())));
+                } else {
+                    unanswered.push(send);
+                }
+            }
+        });
+        let began = Instant::now();
+        let ended = look(client, Terms::default(), Extent::AtOnce, Duration::from_secs(30)).await;
+        let error = ended.err().unwrap().to_string();
+        assert_eq!(error, "the API server does not respond within 10 s");
+        let seconds = began.elapsed().as_secs();
+        assert!((10..15).contains(&seconds), "{seconds} s");
+        answers.abort();
+    }
 
     #[tokio::test]
     async fn only_names_of_objects_are_asked_for() {
