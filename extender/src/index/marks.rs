@@ -34,8 +34,9 @@ const PAUSES: [(&str, &str); 3] = [
 ];
 /// The state of NVSentinel's repair of the node. Without a repair there is no label.
 const SENTINEL_STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
-/// By this label with the value `false` the operator excludes a node from NVSentinel.
-const SENTINEL_MANAGES: &str = "k8saas.nvidia.com/ManagedByNVSentinel";
+/// By one of these labels with the value `false` the operator excludes a node from NVSentinel.
+const SENTINEL_MANAGES: [&str; 2] =
+    ["k8saas.nvidia.com/ManagedByNVSentinel", "nvsentinel.dgxc.nvidia.com/managed"];
 /// The conditions by which NVSentinel reports a fatal fault of GPUs or NVSwitches.
 const SENTINEL_CONDITIONS: [&str; 16] = [
     "GpuMemWatch",
@@ -78,7 +79,7 @@ pub fn mark(node: &SlimNode) -> Option<Arc<str>> {
     if label(MIG_LAYOUT_STATE_LABEL) == "rebooting" {
         return Some(text("the node reboots for its MIG layout", "label", MIG_LAYOUT_STATE_LABEL));
     }
-    if label(SENTINEL_MANAGES) == "false" {
+    if SENTINEL_MANAGES.into_iter().any(|key| label(key) == "false") {
         return None;
     }
     if !label(SENTINEL_STATE).is_empty() {
@@ -152,7 +153,9 @@ mod tests {
         assert_eq!(of(&json!({}), &condition("GpuMemWatch", "False")), None);
         assert_eq!(of(&json!({}), &condition("GpuMemWatch", "Unknown")), None);
         assert_eq!(of(&json!({}), &condition("Ready", "True")), None);
-        let excluded = json!({"k8saas.nvidia.com/ManagedByNVSentinel": "false"});
-        assert_eq!(of(&excluded, &condition("GpuMemWatch", "True")), None);
+        for key in SENTINEL_MANAGES {
+            assert_eq!(of(&json!({ key: "false" }), &condition("GpuMemWatch", "True")), None, "{key}");
+            assert!(of(&json!({ key: "true" }), &condition("GpuMemWatch", "True")).is_some(), "{key}");
+        }
     }
 }

@@ -6,17 +6,19 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::names::{GPU_RESOURCE, REMEDIATION_TAINT};
+use gantry_api::names::{GPU_RESOURCE, REMEDIATION_ANNOTATION, REMEDIATION_TAINT};
 use gantry_api::{Cordon, Cordons, GpuNode};
 use gantry_e2e::cluster::Node as NodeSandbox;
 use gantry_e2e::gantry::{self, NAMESPACE, manifests};
 use gantry_e2e::hardware::Hardware;
 use gantry_e2e::{podresources, until};
+use gantry_nvml_sim::control::GpuState;
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, Patch, PatchParams};
 
 use super::gangs::restart_extender;
 use super::gangs_preempt::{are_gone, protect, uids_of};
@@ -156,7 +158,7 @@ pub(super) async fn drain_evicts_holders_and_their_gangs_only(bed: &Bed) -> Resu
 }
 
 /// What NVIDIA's GPU operator does to a node: it marks it, empties it, replaces the driver, which stops the plugin, and
-/// takes the mark away.
+/// takes the mark away. Then what NVSentinel does.
 pub(super) async fn node_in_driver_upgrade_gets_no_pods(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
@@ -187,6 +189,72 @@ pub(super) async fn node_in_driver_upgrade_gets_no_pods(bed: &Bed) -> Result<()>
     state("upgrade-done").await?;
     pods::running(&api, "waits").await?;
     cluster.kubectl(&["label", "node", node, &format!("{label}-")]).await?;
+    let outcome = node_with_a_fault_of_nvsentinel_gets_no_pods(bed, &api, namespace, node).await;
+    for sign in SIGNS_OF_NVSENTINEL {
+        cluster.kubectl(&["label", "node", node, &format!("{sign}-")]).await?;
+    }
+    report_as_nvsentinel(bed, node, "False").await?;
+    outcome
+}
+
+/// The labels of NVSentinel: the state of its repair, and those by which the operator excludes a node.
+const SIGNS_OF_NVSENTINEL: [&str; 3] = [
+    "dgxc.nvidia.com/nvsentinel-state",
+    "k8saas.nvidia.com/ManagedByNVSentinel",
+    "nvsentinel.dgxc.nvidia.com/managed",
+];
+
+/// Sets the status of the condition by which NVSentinel reports a fault of GPU memory.
+async fn report_as_nvsentinel(bed: &Bed, node: &str, status: &str) -> Result<()> {
+    let now = Timestamp::now();
+    let condition = serde_json::json!({"status": {"conditions": [{
+        "type": "GpuMemWatch", "status": status, "reason": "GpuMemWatchIsNotHealthy",
+        "message": "ErrorCode:DCGM_FR_FAULTY_MEMORY GPU:0", "lastHeartbeatTime": now, "lastTransitionTime": now,
+    }]}});
+    let nodes = Api::<Node>::all(bed.client());
+    nodes.patch_status(node, &PatchParams::default(), &Patch::Strategic(condition)).await?;
+    Ok(())
+}
+
+/// NVSentinel reports a fault by a condition, drains the node under its label, and taints it. Each keeps new pods away, and
+/// pods that run go on. A node that the operator excludes from NVSentinel is used whatever it reports.
+async fn node_with_a_fault_of_nvsentinel_gets_no_pods(
+    bed: &Bed,
+    api: &Api<Pod>,
+    namespace: &str,
+    node: &str,
+) -> Result<()> {
+    let cluster = bed.cluster();
+    let [state, excluded, excluded_too] = SIGNS_OF_NVSENTINEL;
+    let label = async |text: String| cluster.kubectl(&["label", "node", node, "--overwrite", &text]).await;
+    let refused_for = async |name: &str, reason: &str, mark: &str| {
+        refused(bed, api, namespace, &chosen(name, GPU_RESOURCE, 1, node)?, reason).await?;
+        let explained = views::explained(bed, &["pod", name, "-n", namespace]).await?;
+        ensure!(explained.contains(mark), "{mark} is not in: {explained}");
+        anyhow::Ok(())
+    };
+    report_as_nvsentinel(bed, node, "True").await?;
+    refused_for("faulty", "GPUs are withheld: NVSentinel reports a fault", "condition GpuMemWatch").await?;
+    let waits = api.get("waits").await?;
+    ensure!(pods::phase(&waits) == "Running" && waits.metadata.deletion_timestamp.is_none());
+    label(format!("{excluded}=false")).await?;
+    pods::running(api, "faulty").await?;
+    cluster.kubectl(&["label", "node", node, &format!("{excluded}-")]).await?;
+
+    report_as_nvsentinel(bed, node, "False").await?;
+    label(format!("{state}=draining")).await?;
+    refused_for("drained", "GPUs are withheld: NVSentinel repairs the node", state).await?;
+    label(format!("{excluded_too}=false")).await?;
+    pods::running(api, "drained").await?;
+    cluster.kubectl(&["label", "node", node, &format!("{state}-"), &format!("{excluded_too}-")]).await?;
+
+    // The taint of the example in NVSentinel's values.
+    let taint = "nvidia.com/gpu-error";
+    cluster.kubectl(&["taint", "node", node, &format!("{taint}=fatal:NoSchedule")]).await?;
+    let tainted = refused_for("tainted", "untolerated taint", &format!("does not tolerate taint {taint}")).await;
+    cluster.kubectl(&["taint", "node", node, &format!("{taint}-")]).await?;
+    tainted?;
+    pods::running(api, "tainted").await?;
     Ok(())
 }
 
@@ -513,15 +581,22 @@ async fn fails_again_after_reset(
     })
 }
 
+/// Faults by Xid taint the Node and set its conditions, until the faults or the rules end. A hot GPU is cordoned, and one
+/// whose memory errors come back.
 pub(super) async fn rules_mark_the_node_while_faults_last(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
     let node = cluster.nodes()[2].name();
+    // Uncorrected errors are a fault of GPUs that cannot remap rows.
     let mut hardware =
-        Hardware::install_in(cluster.node(node)?, &gantry::machine_file("a40-8x-bridged"), "marked")?;
+        Hardware::install_in(cluster.node(node)?, &gantry::machine_file("dgx1-v100"), "marked")?;
+    let uuids = uuids_in(&hardware);
+    hardware.controller().set_temperature(HOT, 90)?;
     gpus.serve(cluster, node, Some(&hardware), &[], &[(GPU_RESOURCE, 8)]).await?;
+    let pods = bed.namespace("e2e-marked").await?;
     apply_rules(bed, MARKING_RULES).await?;
     let outcome = async {
+        hardware.controller().update_gpu(FORGETFUL, |gpu| gpu.ecc.volatile_uncorrected = 1)?;
         for (gpu, xid) in [(0, 48), (1, 79), (2, 95)] {
             hardware.controller().raise_xid(gpu, xid)?;
         }
@@ -534,6 +609,12 @@ pub(super) async fn rules_mark_the_node_while_faults_last(bed: &Bed) -> Result<(
         write_rules(bed, &MARKING_RULES.replace("xids: [48]", "xids: [62]"))?;
         is_marked(bed, node, "GPUFault=True, GPURebootRequested=True").await?;
         views::Metrics::settled(bed, &[("remediation_rules_invalid", 0.0)]).await?;
+        pods.create(&Default::default(), &chosen("whole", GPU_RESOURCE, 8, node)?).await?;
+        let explained = views::explained(bed, &["pod", "whole", "-n", "e2e-marked"]).await?;
+        let response = "response to Xid 79 of GPU 1: drain the node and reboot it";
+        ensure!(explained.contains(response), "{explained}");
+        pods.delete("whole", &DeleteParams::default()).await?;
+        slowdowns_and_memory_errors_are_acted_on(bed, node, &mut hardware).await?;
         cluster.kubectl(&["annotate", "gpunode", node, "gantry.dev/lift-quarantine=all"]).await?;
         is_marked(bed, node, "GPUFault=False, GPURebootRequested=False").await?;
         for rule in ["tainted", "reported", "reboot"] {
@@ -544,7 +625,56 @@ pub(super) async fn rules_mark_the_node_while_faults_last(bed: &Bed) -> Result<(
     .await;
     withdraw_rules(bed, node).await?;
     cluster.kubectl(&["annotate", "gpunode", node, "gantry.dev/lift-quarantine=all", "--overwrite"]).await?;
+    for gpu in [HOT, FORGETFUL] {
+        let own = format!("{}-", Cordon::annotation(&uuids[usize::from(gpu)].parse()?));
+        cluster.kubectl(&["annotate", "gpunode", node, &own]).await?;
+    }
     outcome
+}
+
+/// The GPU that is hot.
+const HOT: u8 = 4;
+/// The GPU with memory errors.
+const FORGETFUL: u8 = 5;
+
+/// The GPU that was hot from the start is cordoned. That with a memory error is not before a second error within the window of
+/// its rule.
+async fn slowdowns_and_memory_errors_are_acted_on(
+    bed: &Bed,
+    node: &str,
+    hardware: &mut Hardware,
+) -> Result<()> {
+    let about = ("Node", node, None);
+    let uuids = uuids_in(hardware);
+    let (hot, forgetful) = (&*uuids[usize::from(HOT)], &*uuids[usize::from(FORGETFUL)]);
+    let slowed = ["hot", hot, "throttled-thermal", "cordoned"];
+    views::event(bed, "default", about, "RemediationApplied", &slowed).await?;
+    let has_error = |object: &GpuNode| {
+        let problems = object.status.iter().flat_map(|status| &status.problems);
+        problems.clone().any(|problem| problem.cause == "ecc-uncorrected" && problem.gpu == forgetful)
+    };
+    let cordon = |object: &GpuNode| {
+        let cordons = Cordons::of(object.metadata.annotations.as_ref());
+        cordons.iter().find(|(gpu, _)| gpu.as_str() == forgetful).map(|(_, cordon)| cordon.to_string())
+    };
+    let is_counted = |object: &GpuNode| {
+        let annotations = object.metadata.annotations.iter().flatten();
+        let mut records = annotations.filter(|(name, _)| *name == REMEDIATION_ANNOTATION);
+        records.any(|(_, record)| record.contains("ecc-repeats"))
+    };
+    let counted = |object: &GpuNode| has_error(object) && is_counted(object);
+    let once = views::gpu_node(bed, node, "one memory error is counted", counted).await?;
+    ensure!(cordon(&once).is_none(), "cordoned for one error: {:?}", cordon(&once));
+    let errors = |count: u64| move |gpu: &mut GpuState| gpu.ecc.volatile_uncorrected = count;
+    hardware.controller().update_gpu(FORGETFUL, errors(0))?;
+    views::gpu_node(bed, node, "no memory error", |object| !has_error(object)).await?;
+    hardware.controller().update_gpu(FORGETFUL, errors(1))?;
+    let repeated = ["ecc-repeats", forgetful, "ecc-uncorrected", "cordoned"];
+    views::event(bed, "default", about, "RemediationApplied", &repeated).await?;
+    let object = Api::<GpuNode>::all(bed.client()).get(node).await?;
+    let expected = "cordoned by gantry-extender: rule ecc-repeats: ecc-uncorrected";
+    ensure!(cordon(&object).as_deref() == Some(expected), "{:?}", cordon(&object));
+    Ok(())
 }
 
 /// Waits until a Node has these marks of rules, and no others.
@@ -661,7 +791,7 @@ rules:
   action: reset
 ";
 
-/// Rules that mark the Node.
+/// Rules that mark the Node, and two that cordon GPUs.
 const MARKING_RULES: &str = "
 version: v1
 dryRun: false
@@ -676,4 +806,11 @@ rules:
 - name: reboot
   match: {xids: [95]}
   action: reboot
+- name: hot
+  match: {causes: [throttled-thermal]}
+  action: cordon
+- name: ecc-repeats
+  match: {causes: [ecc-uncorrected]}
+  rate: {count: 2, window: 1h}
+  action: cordon
 ";
