@@ -9,7 +9,7 @@ use gantry_topology::{
 };
 
 use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
-use crate::request::{Ask, Request};
+use crate::request::{Ask, Container, ContainerKind, Request};
 use crate::shape::{Parts, Shape};
 
 pub const GPU: &str = names::GPU_RESOURCE;
@@ -115,4 +115,22 @@ pub fn request_of(resource: &str, devices: u32) -> Arc<Request> {
         order: Vec::new(),
         ..Request::default()
     })
+}
+
+/// Containers that ask for so many devices of each of two resources.
+pub fn request_of_two(resources: [&str; 2], containers: &[[u32; 2]]) -> Arc<Request> {
+    let texts: Vec<[String; 2]> =
+        containers.iter().map(|counts| counts.map(|count| count.to_string())).collect();
+    let names: Vec<String> = (0..containers.len()).map(|number| format!("c{number}")).collect();
+    let named = resources.map(Into::into);
+    let request = Request::read(&named, |resource| {
+        let at = usize::from(resource != resources[0]);
+        let each = names.iter().zip(&texts);
+        each.map(move |(name, counts)| Container {
+            name,
+            kind: ContainerKind::App,
+            quantity: Some(counts[at].as_str()),
+        })
+    });
+    Arc::new(request.unwrap())
 }

@@ -6,7 +6,7 @@ use gantry_topology::{GpuSet, LinkClass};
 
 use crate::decide::megabytes;
 use crate::devices::DeviceSet;
-use crate::numa::Admission;
+use crate::numa::{Admission, NumaNode, PodAlignment};
 use crate::placement::SetTerms;
 use crate::request::{Ask, ContainerAsk};
 use crate::shape::Shape;
@@ -26,7 +26,88 @@ pub struct Layout {
     pub class: Option<LinkClass>,
 }
 
+/// What a node has for one ask of a pod.
+#[derive(Debug, Clone, Copy)]
+pub struct Offer<'a> {
+    pub site: Site<'a>,
+    pub free: &'a DeviceSet,
+    pub ask: &'a Ask,
+}
+
+impl<'a> Offer<'a> {
+    /// How kubelet aligns the devices of several asks together, and which of `offers` these are; `None` if it aligns those of
+    /// one ask at most.
+    pub fn aligned_together(offers: &[Self]) -> Option<(PodAlignment<'a>, Vec<usize>)> {
+        let each = offers.iter().enumerate();
+        let aligned = each.filter_map(|(index, offer)| Some((index, (offer.site.alignment?, offer.ask))));
+        let (indices, aligned): (Vec<usize>, Vec<_>) = aligned.unzip();
+        (aligned.len() > 1).then(|| PodAlignment::joint(&aligned)).flatten().map(|joint| (joint, indices))
+    }
+
+    /// Whether kubelet admits a pod with these layouts.
+    pub fn are_admitted(offers: &[Self], layouts: &[Layout]) -> bool {
+        let Some((joint, aligned)) = Self::aligned_together(offers) else {
+            return offers.iter().zip(layouts).all(|(offer, layout)| {
+                let alignment = offer.site.alignment;
+                alignment.is_none_or(|known| known.admits(offer.free, offer.ask, &layout.blocks))
+            });
+        };
+        let free = aligned.iter().filter_map(|index| offers.get(*index)).map(|offer| offer.free);
+        let blocks = aligned.iter().filter_map(|index| layouts.get(*index)).map(|layout| &layout.blocks[..]);
+        joint.admits(&free.collect::<Vec<_>>(), &blocks.collect::<Vec<_>>())
+    }
+
+    /// The CPUs and the memory that are left of the NUMA nodes with these layouts; `None` if they are not counted.
+    pub fn numa_left(offers: &[Self], layouts: &[Layout]) -> Option<Vec<NumaNode>> {
+        let Some((joint, aligned)) = Self::aligned_together(offers) else {
+            let mut each = offers.iter().zip(layouts).filter_map(|(offer, layout)| {
+                let alignment = offer.site.alignment.filter(|known| known.counts(&offer.ask.numa))?;
+                PodAlignment::single(alignment, offer.ask).left(&[offer.free], &[&layout.blocks])
+            });
+            return each.next();
+        };
+        let free = aligned.iter().filter_map(|index| offers.get(*index)).map(|offer| offer.free);
+        let blocks = aligned.iter().filter_map(|index| layouts.get(*index)).map(|layout| &layout.blocks[..]);
+        let left = joint.left(&free.collect::<Vec<_>>(), &blocks.collect::<Vec<_>>())?;
+        Some(left).filter(|left| !left.is_empty())
+    }
+}
+
 impl Layout {
+    /// The best layout of each ask of a pod; `None` if one does not fit, or if kubelet's Topology Manager refuses all sets of
+    /// devices that the pod can have of them.
+    pub fn best_of_all(offers: &[Offer<'_>]) -> Option<Vec<Self>> {
+        let best = |offer: &Offer<'_>| Self::best(offer.site, offer.free, offer.ask);
+        let Some((joint, aligned)) = Offer::aligned_together(offers) else {
+            return offers.iter().map(best).collect();
+        };
+        let mut layouts: Vec<Option<Self>> = offers.iter().map(best).collect();
+        let part = |layouts: &[Option<Self>]| -> Option<Vec<Self>> {
+            aligned.iter().map(|index| layouts.get(*index)?.clone()).collect()
+        };
+        let offers: Vec<&Offer<'_>> = aligned.iter().filter_map(|index| offers.get(*index)).collect();
+        let free: Vec<&DeviceSet> = offers.iter().map(|offer| offer.free).collect();
+        let is_admitted = part(&layouts).is_some_and(|layouts| {
+            let blocks: Vec<&[DeviceSet]> = layouts.iter().map(|layout| &layout.blocks[..]).collect();
+            joint.admits(&free, &blocks)
+        });
+        if !is_admitted {
+            let sites = offers.iter().map(|offer| offer.site).collect();
+            match Search::new(sites, joint.asks().collect()).layouts(&joint, &free) {
+                Some(found) => {
+                    for (index, layout) in aligned.iter().zip(found) {
+                        if let Some(place) = layouts.get_mut(*index) {
+                            *place = Some(layout);
+                        }
+                    }
+                }
+                None if joint.refuses() => return None,
+                None => {}
+            }
+        }
+        layouts.into_iter().collect()
+    }
+
     /// The best layout of `ask` within `free`; `None` if it does not fit.
     ///
     /// The best one for the worst-off container wins, then the best one for the whole pod. Two ways are tried first: the
@@ -48,7 +129,7 @@ impl Layout {
         };
         let whole = site.best_meeting(free, devices, terms).or_else(|| site.best(free, devices));
         let together = whole.and_then(|whole| Self::lay(site, &whole, ask, &groups)).filter(admitted);
-        let in_order = || Self::in_order_of_admission(site, free, ask, &groups);
+        let in_order = || Self::in_order_of_admission(site, free, ask);
         if groups.iter().filter(|group| !group.nested).count() < 2 {
             return together.or_else(in_order);
         }
@@ -89,12 +170,9 @@ impl Layout {
     }
 
     /// Devices of the NUMA nodes with which kubelet aligns each container, one container after the other.
-    fn in_order_of_admission(site: Site<'_>, free: &DeviceSet, ask: &Ask, groups: &[Group]) -> Option<Self> {
-        let admission = Admission::new(site.alignment?, free, ask)?;
-        let site = Site { alignment: None, ..site };
-        let mut blocks = vec![DeviceSet::EMPTY; ask.blocks.len()];
-        let mut attempts = MAX_ATTEMPTS;
-        assign_next(site, &admission, ask, &mut blocks, &mut attempts).then(|| Self::of(site, blocks, groups))
+    fn in_order_of_admission(site: Site<'_>, free: &DeviceSet, ask: &Ask) -> Option<Self> {
+        let alignment = PodAlignment::single(site.alignment?, ask);
+        Search::new(vec![site], vec![ask]).layouts(&alignment, &[free])?.pop()
     }
 
     fn of(site: Site<'_>, blocks: Vec<DeviceSet>, groups: &[Group]) -> Self {
@@ -223,46 +301,107 @@ fn union<'a>(blocks: impl IntoIterator<Item = &'a DeviceSet>) -> DeviceSet {
 /// The most sets that are tried for the containers of a pod.
 const MAX_ATTEMPTS: usize = 256;
 
-/// Assigns the containers that are not admitted yet; whether kubelet admits all of them. A container on several NUMA
-/// nodes has the best set of these. If a later container is refused then, it has all devices of one of them.
-fn assign_next(
-    site: Site<'_>,
-    admission: &Admission<'_>,
-    ask: &Ask,
-    blocks: &mut [DeviceSet],
-    attempts: &mut usize,
-) -> bool {
-    let Some(container) = admission.container() else {
-        return true;
-    };
-    let Some(offered) = admission.offered() else {
-        return false;
-    };
-    // The other blocks of the container are those of init containers.
-    let new = container.blocks.iter().find(|&&block| blocks.get(block).is_some_and(DeviceSet::is_empty));
-    for set in
-        new.map_or_else(|| vec![DeviceSet::EMPTY], |&new| candidates(site, &offered, ask, container, new))
-    {
-        let Some(left) = attempts.checked_sub(1) else {
+/// The search for sets that kubelet admits, for one container after the other, in its order.
+struct Search<'s> {
+    /// By resource.
+    sites: Vec<Site<'s>>,
+    asks: Vec<&'s Ask>,
+    attempts: usize,
+}
+
+impl<'s> Search<'s> {
+    fn new(sites: Vec<Site<'s>>, asks: Vec<&'s Ask>) -> Self {
+        // Kubelet's admission decides.
+        let sites = sites.into_iter().map(|site| Site { alignment: None, ..site });
+        Self { sites: sites.collect(), asks, attempts: MAX_ATTEMPTS }
+    }
+
+    /// The first layouts found, by resource.
+    fn layouts(mut self, alignment: &PodAlignment<'_>, free: &[&DeviceSet]) -> Option<Vec<Layout>> {
+        let admission = alignment.admission(free)?;
+        let empty = |ask: &&Ask| vec![DeviceSet::EMPTY; ask.blocks.len()];
+        let mut blocks: Vec<Vec<DeviceSet>> = self.asks.iter().map(empty).collect();
+        if !self.assign_next(&admission, &mut blocks) {
+            return None;
+        }
+        let each = self.sites.iter().zip(&self.asks).zip(blocks);
+        Some(each.map(|((site, ask), blocks)| Layout::of(*site, blocks, &groups(ask))).collect())
+    }
+
+    /// Assigns the containers that are not admitted yet; whether kubelet admits all of them.
+    fn assign_next(&mut self, admission: &Admission<'_>, blocks: &mut [Vec<DeviceSet>]) -> bool {
+        let containers = admission.containers();
+        containers.is_empty() || self.assign(admission, &containers, 0, blocks)
+    }
+
+    /// Assigns devices of `resource` and of those after it to the next container, and then the containers after it. A container
+    /// on several NUMA nodes has the best set of these. If a later container is refused then, it has other numbers of devices
+    /// of each of them.
+    fn assign(
+        &mut self,
+        admission: &Admission<'_>,
+        containers: &[Option<&ContainerAsk>],
+        resource: usize,
+        blocks: &mut [Vec<DeviceSet>],
+    ) -> bool {
+        let (Some(container), Some(ask)) = (containers.get(resource), self.asks.get(resource)) else {
+            return self.admit(admission, containers, blocks);
+        };
+        let Some(container) = container else {
+            return self.assign(admission, containers, resource + 1, blocks);
+        };
+        let (Some(offered), Some(site)) = (admission.offered(resource), self.sites.get(resource)) else {
             return false;
         };
-        *attempts = left;
-        if let Some(block) = new.and_then(|&new| blocks.get_mut(new)) {
-            *block = set;
+        let assigned = blocks.get(resource).map_or(&[][..], |blocks| blocks);
+        // The other blocks of the container are those of init containers.
+        let is_new = |block: &&usize| assigned.get(**block).is_some_and(DeviceSet::is_empty);
+        let Some(new) = container.blocks.iter().find(is_new).copied() else {
+            return self.attempt() && self.assign(admission, containers, resource + 1, blocks);
+        };
+        let place = |blocks: &mut [Vec<DeviceSet>], set: DeviceSet| {
+            if let Some(block) = blocks.get_mut(resource).and_then(|blocks| blocks.get_mut(new)) {
+                *block = set;
+            }
+        };
+        for set in candidates(*site, &offered, ask, container, new) {
+            if !self.attempt() {
+                break;
+            }
+            place(blocks, set);
+            if self.assign(admission, containers, resource + 1, blocks) {
+                return true;
+            }
         }
-        let devices = container.devices_of(blocks);
+        place(blocks, DeviceSet::EMPTY);
+        false
+    }
+
+    /// Admits the next container with the devices of its blocks, and assigns the containers after it.
+    fn admit(
+        &mut self,
+        admission: &Admission<'_>,
+        containers: &[Option<&ContainerAsk>],
+        blocks: &mut [Vec<DeviceSet>],
+    ) -> bool {
+        let mut devices = Vec::with_capacity(containers.len());
+        for ((container, site), blocks) in containers.iter().zip(&self.sites).zip(blocks.iter()) {
+            let set = container.map_or(DeviceSet::EMPTY, |container| container.devices_of(blocks));
+            if container.is_some_and(|container| !site.meets_all(&set, &container.terms)) {
+                return false;
+            }
+            devices.push(set);
+        }
         let mut next = admission.clone();
-        if next.admit(&devices)
-            && site.meets_all(&devices, &container.terms)
-            && assign_next(site, &next, ask, blocks, attempts)
-        {
-            return true;
-        }
+        next.admit(&devices) && self.assign_next(&next, blocks)
     }
-    if let Some(block) = new.and_then(|&new| blocks.get_mut(new)) {
-        *block = DeviceSet::EMPTY;
+
+    /// Whether there is an attempt left. Takes it.
+    fn attempt(&mut self) -> bool {
+        let left = self.attempts.checked_sub(1);
+        self.attempts = left.unwrap_or(0);
+        left.is_some()
     }
-    false
 }
 
 /// Sets for a new block of a container, out of the devices of each NUMA node that it is aligned with.
@@ -283,7 +422,45 @@ fn candidates(
         let rest = site.best(&(&all - node), size - node.len())?;
         Some(&rest | node)
     });
-    best.into_iter().chain(filled).collect()
+    let parts = |counts: Vec<usize>| {
+        let parts = offered.iter().zip(counts).map(|(node, count)| match count {
+            0 => Some(DeviceSet::EMPTY),
+            count => site.best(node, count),
+        });
+        Some(union(&parts.collect::<Option<Vec<DeviceSet>>>()?))
+    };
+    let divided = divisions(offered, size).into_iter().filter_map(parts);
+    best.into_iter().chain(filled).chain(divided).collect()
+}
+
+/// The numbers of devices of each NUMA node that are `size` together, some of them; none if there is one node.
+fn divisions(offered: &[DeviceSet], size: usize) -> Vec<Vec<usize>> {
+    let mut divisions = Vec::new();
+    if offered.len() > 1 {
+        divide(offered, size, &mut Vec::new(), &mut divisions);
+    }
+    divisions
+}
+
+/// The most numbers of devices by NUMA node that are tried for one container.
+const MAX_DIVISIONS: usize = 64;
+
+fn divide(offered: &[DeviceSet], left: usize, chosen: &mut Vec<usize>, divisions: &mut Vec<Vec<usize>>) {
+    let Some((first, rest)) = offered.split_first() else {
+        if left == 0 {
+            divisions.push(chosen.clone());
+        }
+        return;
+    };
+    let elsewhere: usize = rest.iter().map(DeviceSet::len).sum();
+    for count in left.saturating_sub(elsewhere)..=left.min(first.len()) {
+        if divisions.len() == MAX_DIVISIONS {
+            return;
+        }
+        chosen.push(count);
+        divide(rest, left - count, chosen, divisions);
+        chosen.pop();
+    }
 }
 
 /// Blocks that one container holds at once, which should be close together.

@@ -1,5 +1,6 @@
-//! Kubelet's Topology Manager for one pool of devices: which NUMA nodes it aligns a container's devices, CPUs and memory
-//! with, and which containers it refuses. Kubelet only offers the plugin the devices of those nodes.
+//! Kubelet's Topology Manager: which NUMA nodes it aligns a container's devices, CPUs and memory with, and which containers
+//! it refuses. Kubelet only offers the plugin the devices of those nodes. An [`Alignment`] is that of one pool of devices, a
+//! [`PodAlignment`] that of all resources of a pod.
 //!
 //! The rules are those of kubelet's device manager, static CPU manager and static memory manager (hints), and Topology
 //! Manager (merge):
@@ -11,16 +12,18 @@
 //! 3. The same holds for the memory of each container of a Guaranteed pod. The nodes of a container that has memory of
 //!    several are a group from then on: a container has memory of all nodes of a group or of none.
 //! 4. The best hint is preferred before others, then has the fewest nodes, then the lowest numbers. A hint is preferred if
-//!    devices, CPUs and memory prefer it. (With `prefer-closest-numa-nodes`, several nodes are compared by their
+//!    the devices of each resource, CPUs and memory prefer it: these are on the same nodes, or the hint is not preferred. (With `prefer-closest-numa-nodes`, several nodes are compared by their
 //!    distances first, which are not known here. That changes which devices kubelet takes, not whether it refuses.)
 //! 5. `single-numa-node` only takes preferred hints of one node, `restricted` only preferred ones. CPUs and memory are
 //!    counted under these two policies only.
 //! 6. The scope `pod` aligns what all containers need at once.
 
 mod admission;
+mod pod;
 mod state;
 mod supply;
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 
 use gantry_api::{GpuNodeStatus, KubeletTopology, TopologyManagerPolicy, TopologyManagerScope};
@@ -29,6 +32,7 @@ use crate::devices::DeviceSet;
 use crate::request::{Ask, NumaDemand, NumaNeeds};
 
 pub use admission::Admission;
+pub use pod::PodAlignment;
 use state::NumaState;
 pub use supply::{NodeNumbers, NumaCpus, NumaMemory, NumaNode};
 
@@ -37,6 +41,8 @@ type Nodes = u16;
 
 /// The most NUMA nodes that are distinguished. Kubelet itself starts with at most 8, unless configured.
 const MAX_NODES: usize = GpuNodeStatus::MAX_NUMA_NODES;
+
+static NO_DEVICES: DeviceSet = DeviceSet::EMPTY;
 
 /// The NUMA nodes of a pool's devices under a Topology Manager that aligns them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -53,13 +59,14 @@ pub struct Alignment {
     numa: Vec<NumaNode>,
 }
 
-/// What a container may be given.
+/// What a container may be given of one resource, and how much of it it asks for.
 #[derive(Debug, Clone, Copy)]
-struct State<'a> {
+struct Wanted<'a> {
+    alignment: &'a Alignment,
     available: &'a DeviceSet,
     /// Devices that finished init containers of the pod left.
     reusable: &'a DeviceSet,
-    numa: &'a NumaState,
+    size: usize,
 }
 
 impl Alignment {
@@ -111,15 +118,37 @@ impl Alignment {
         if !self.refuses() || numa.is_empty() || nodes.len() > MAX_NODES {
             return self;
         }
-        let before = std::mem::replace(&mut self.nodes, nodes);
-        let number = |index: u8| before.get(usize::from(index)).copied();
-        self.node_of = self.node_of.iter().map(|index| self.index_of(number((*index)?)?)).collect();
+        self.number(nodes);
         let of_node = |node: &u32| {
             let known = numa.iter().find(|known| known.node == *node).copied();
             known.unwrap_or(NumaNode { node: *node, ..NumaNode::default() })
         };
         self.numa = self.nodes.iter().map(of_node).collect();
         self
+    }
+
+    /// Numbers the nodes by their order among `nodes`, which have all of its own.
+    fn number(&mut self, nodes: Vec<u32>) {
+        let before = std::mem::replace(&mut self.nodes, nodes);
+        let number = |index: u8| before.get(usize::from(index)).copied();
+        self.node_of = self.node_of.iter().map(|index| self.index_of(number((*index)?)?)).collect();
+    }
+
+    /// The same with its nodes numbered by their order among `nodes`, which have all of its own.
+    fn numbered(&self, nodes: &[u32]) -> Cow<'_, Self> {
+        if self.nodes == nodes {
+            return Cow::Borrowed(self);
+        }
+        let mut alignment = self.clone();
+        alignment.number(nodes.to_vec());
+        if self.counts_numa() {
+            let of_node = |node: &u32| {
+                let known = self.numa.iter().find(|known| known.node == *node).copied();
+                known.unwrap_or(NumaNode { node: *node, ..NumaNode::default() })
+            };
+            alignment.numa = nodes.iter().map(of_node).collect();
+        }
+        Cow::Owned(alignment)
     }
 
     /// The same where each NUMA node has left what `free` makes of it.
@@ -157,7 +186,7 @@ impl Alignment {
         for demand in demands {
             let needs = needs_of(demand);
             is_first |= demand.is_first;
-            if demand.container.is_some() || !needs.is_none() {
+            if demand.has_devices || !needs.is_none() {
                 counted.push(NumaDemand { needs, is_first: std::mem::take(&mut is_first), ..*demand });
             }
         }
@@ -189,6 +218,11 @@ impl Alignment {
         core > 1 && !cpus.is_multiple_of(core)
     }
 
+    /// Whether kubelet aligns all containers of a pod together.
+    pub fn is_of_pods(&self) -> bool {
+        self.scope == TopologyManagerScope::Pod
+    }
+
     /// Whether kubelet fails pods that it cannot align.
     pub fn refuses(&self) -> bool {
         self.policy.refuses()
@@ -202,66 +236,53 @@ impl Alignment {
     /// The devices of `free` from which kubelet lets a container of `size` devices have its own; `None` if it refuses
     /// the container.
     pub fn aligned(&self, free: &DeviceSet, size: usize) -> Option<DeviceSet> {
-        let state = State { available: free, reusable: &DeviceSet::EMPTY, numa: &NumaState::default() };
-        let nodes = self.best_hint(state, size, NumaNeeds::default())?;
+        let nodes =
+            self.best_hint(&[self.of_free(free, size)], &NumaState::default(), NumaNeeds::default())?;
         Some(free.iter().filter(|device| self.is_in(*device, nodes)).collect())
+    }
+
+    /// What a container may be given of free devices.
+    fn of_free<'a>(&'a self, free: &'a DeviceSet, size: usize) -> Wanted<'a> {
+        Wanted { alignment: self, available: free, reusable: &NO_DEVICES, size }
     }
 
     /// Whether kubelet admits a pod with these devices of each block of `ask`, and can be steered to them.
     pub fn admits(&self, free: &DeviceSet, ask: &Ask, blocks: &[DeviceSet]) -> bool {
-        self.admitted(free, ask, blocks).is_some()
+        PodAlignment::single(self, ask).admits(&[free], &[blocks])
     }
 
-    /// The same once kubelet has admitted a pod; `None` if it does not, see [`Alignment::admits`].
-    pub fn after(&self, free: &DeviceSet, ask: &Ask, blocks: &[DeviceSet]) -> Option<Self> {
-        let left = self.admitted(free, ask, blocks)?.left();
-        let mut after = self.clone();
-        after.numa.iter_mut().zip(left).for_each(|(node, left)| *node = left);
-        Some(after)
+    /// The same with the CPUs and the memory that are left of some NUMA nodes.
+    #[must_use]
+    pub fn with_left(&self, left: &[NumaNode]) -> Self {
+        self.with_free(|node| left.iter().find(|left| left.node == node.node).copied().unwrap_or(node))
     }
 
-    fn admitted<'a>(&'a self, free: &DeviceSet, ask: &'a Ask, blocks: &[DeviceSet]) -> Option<Admission<'a>> {
-        let mut admission = Admission::new(self, free, ask)?;
-        while let Some(container) = admission.container() {
-            let devices = container.devices_of(blocks);
-            let nodes = admission.nodes()?;
-            if !devices.iter().all(|device| self.is_in(device, nodes)) || !admission.admit(&devices) {
-                return None;
-            }
-        }
-        Some(admission)
-    }
-
-    /// The nodes that kubelet aligns a container with; `None` if it refuses the container.
-    fn best_hint(&self, state: State<'_>, size: usize, needs: NumaNeeds) -> Option<Nodes> {
+    /// The nodes that kubelet aligns a container with; `None` if it refuses the container. The nodes of all resources have the
+    /// same numbers.
+    fn best_hint(&self, wanted: &[Wanted<'_>], numa: &NumaState, needs: NumaNeeds) -> Option<Nodes> {
         let NumaNeeds { cpus, memory } = needs;
-        let all = self.count(0..self.node_of.len());
-        let (available, reusable) = (self.count(state.available.iter()), self.count(state.reusable.iter()));
-        // Without CPUs and memory, NUMA nodes without devices make no hint better.
-        let counting: Nodes = match needs.is_none() && size > 0 {
-            true => {
-                let each = all.iter().enumerate().filter(|(_, count)| **count > 0);
+        // What a container does not request has no hints.
+        let wanted: Vec<Counts> = wanted.iter().filter(|wanted| wanted.size > 0).map(Counts::of).collect();
+        // With devices of one resource only, NUMA nodes without devices make no hint better.
+        let counting: Nodes = match &wanted[..] {
+            [only] if needs.is_none() => {
+                let each = only.all.iter().enumerate().filter(|(_, count)| **count > 0);
                 each.fold(0, |nodes, (node, _)| nodes | 1 << node)
             }
-            false => (1 << self.nodes.len()) - 1,
+            _ => (1 << self.nodes.len()) - 1,
         };
         let masks = || subsets(counting);
-        let least = masks().filter(|nodes| count_in(&all, *nodes) >= size).map(Nodes::count_ones).min();
+        let fewest: Vec<Option<u32>> = wanted.iter().map(|of| fewest_nodes(&of.all, of.size)).collect();
         let least_of_cpus = self.least_nodes(u64::from(cpus), |node| u64::from(node.cpus.total));
         let least_of_memory = self.least_nodes(memory, |node| node.memory.allocatable);
-        let has_devices = |nodes: Nodes| {
-            let reused = count_in(&reusable, nodes);
-            reused == state.reusable.len() && reused + count_in(&available, nodes) >= size
-        };
-        // What a container does not request has no hints.
         let hints = masks().filter(|nodes| {
-            (size == 0 || has_devices(*nodes))
-                && (cpus == 0 || state.numa.has_cpus(*nodes, cpus))
-                && (memory == 0 || state.numa.has_memory(*nodes, memory))
+            wanted.iter().all(|counts| counts.are_enough(*nodes))
+                && (cpus == 0 || numa.has_cpus(*nodes, cpus))
+                && (memory == 0 || numa.has_memory(*nodes, memory))
         });
         let is_preferred = |nodes: Nodes| {
             let count = nodes.count_ones();
-            (size == 0 || Some(count) == least)
+            fewest.iter().all(|fewest| *fewest == Some(count))
                 && (cpus == 0 || count == least_of_cpus)
                 && (memory == 0 || count == least_of_memory)
         };
@@ -283,6 +304,11 @@ impl Alignment {
             }
         }
         counts
+    }
+
+    /// The fewest NUMA nodes that have so many devices, free or not; `None` if all have fewer.
+    fn fewest_nodes(&self, size: usize) -> Option<u32> {
+        fewest_nodes(&self.count(0..self.node_of.len()), size)
     }
 
     /// The fewest NUMA nodes that have so much; all of them if they have less.
@@ -324,8 +350,8 @@ impl Alignment {
         let state = NumaState::of(self);
         let demands = self.counted(&ask.numa);
         let is_refused = |(devices, needs): &(u32, NumaNeeds)| {
-            let state = State { available: free, reusable: &DeviceSet::EMPTY, numa: &state };
-            !needs.is_none() && self.best_hint(state, *devices as usize, *needs).is_none()
+            let wanted = self.of_free(free, *devices as usize);
+            !needs.is_none() && self.best_hint(&[wanted], &state, *needs).is_none()
         };
         let devices = |demand: &NumaDemand| {
             let container = demand.container.and_then(|index| ask.containers.get(index));
@@ -337,21 +363,22 @@ impl Alignment {
             TopologyManagerScope::Pod => None,
         };
         let (devices, needs) = alone.unwrap_or_else(|| (ask.devices, NumaDemand::of_pod(&demands)));
-        let cpus = (needs.cpus > 0).then(|| format!("{} exclusive CPUs", needs.cpus));
-        let memory = (needs.memory > 0).then(|| format!("{} MiB of memory", needs.memory.div_ceil(MIB)));
-        let both: Vec<String> = cpus.into_iter().chain(memory).collect();
         format!(
             "the Topology Manager ({}) would refuse {devices} devices with {}",
             self.policy(),
-            both.join(" and ")
+            named(needs).join(" and ")
         )
     }
 
     /// How many devices, CPUs and MiB of memory are free on each NUMA node.
     pub fn free_by_node(&self, free: &DeviceSet) -> String {
+        self.with_free_numa(vec![format!("{} devices", self.by_node(free))])
+    }
+
+    /// The same with these texts for the devices.
+    fn with_free_numa(&self, mut parts: Vec<String>) -> String {
         let each =
             |of: &dyn Fn(&NumaNode) -> String| self.numa.iter().map(of).collect::<Vec<_>>().join(" + ");
-        let mut parts = vec![format!("{} devices", self.by_node(free))];
         if self.numa.iter().any(|node| node.cpus.total > 0) {
             parts.push(format!("{} CPUs", each(&|node| node.cpus.free.to_string())));
         }
@@ -369,10 +396,56 @@ impl Alignment {
     }
 }
 
+/// How many devices of one resource each NUMA node has, and how many a container asks for.
+struct Counts {
+    all: [usize; MAX_NODES],
+    available: [usize; MAX_NODES],
+    reusable: [usize; MAX_NODES],
+    all_reusable: usize,
+    size: usize,
+}
+
+impl Counts {
+    fn of(wanted: &Wanted<'_>) -> Self {
+        let alignment = wanted.alignment;
+        Self {
+            all: alignment.count(0..alignment.node_of.len()),
+            available: alignment.count(wanted.available.iter()),
+            reusable: alignment.count(wanted.reusable.iter()),
+            all_reusable: wanted.reusable.len(),
+            size: wanted.size,
+        }
+    }
+
+    fn are_enough(&self, nodes: Nodes) -> bool {
+        let reused = count_in(&self.reusable, nodes);
+        reused == self.all_reusable && reused + count_in(&self.available, nodes) >= self.size
+    }
+}
+
+/// Needs as texts.
+fn named(needs: NumaNeeds) -> Vec<String> {
+    let cpus = (needs.cpus > 0).then(|| format!("{} exclusive CPUs", needs.cpus));
+    let memory = (needs.memory > 0).then(|| format!("{} MiB of memory", needs.memory.div_ceil(MIB)));
+    cpus.into_iter().chain(memory).collect()
+}
+
 /// The subsets of a set of nodes but the empty one, ascending.
 fn subsets(nodes: Nodes) -> impl Iterator<Item = Nodes> {
     let next = move |subset: Nodes| Some(subset.wrapping_sub(nodes) & nodes).filter(|next| *next != 0);
     std::iter::successors(next(0), move |subset| next(*subset))
+}
+
+/// The fewest nodes that have so many devices together; `None` if all have fewer.
+fn fewest_nodes(counts: &[usize; MAX_NODES], size: usize) -> Option<u32> {
+    let mut counts = *counts;
+    counts.sort_unstable_by_key(|count| Reverse(*count));
+    let mut sum = 0;
+    let last = counts.iter().position(|count| {
+        sum += count;
+        sum >= size
+    })?;
+    u32::try_from(last + 1).ok()
 }
 
 /// How many devices some nodes have together.
@@ -384,665 +457,4 @@ fn count_in(counts: &[usize; MAX_NODES], nodes: Nodes) -> usize {
 const MIB: u64 = 1 << 20;
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashMap;
-
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::request::ContainerKind;
-    use crate::request::ContainerKind::{App, Init, Sidecar};
-    use crate::request::{Container, CpuAndMemory, Request};
-
-    fn kubelet(policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> KubeletTopology {
-        KubeletTopology { policy, scope, ..KubeletTopology::default() }
-    }
-
-    /// Four devices on each of two NUMA nodes.
-    fn halves(policy: TopologyManagerPolicy) -> Alignment {
-        let numa: Vec<Option<u32>> = (0..8).map(|device| Some(device / 4)).collect();
-        Alignment::new(&kubelet(policy, TopologyManagerScope::Container), &numa).unwrap()
-    }
-
-    fn set(text: &str) -> DeviceSet {
-        DeviceSet::from(text.parse::<gantry_topology::GpuSet>().unwrap())
-    }
-
-    #[test]
-    fn single_numa_node_refuses_what_spans_two() {
-        let alignment = halves(TopologyManagerPolicy::SingleNumaNode);
-        assert_eq!(alignment.aligned(&set("0-7"), 5), None);
-        assert_eq!(alignment.aligned(&set("0-7"), 4), Some(set("0-3")));
-        assert_eq!(alignment.aligned(&set("0,1,4-7"), 3), Some(set("4-7")));
-        assert_eq!(alignment.aligned(&set("0,1,4,5"), 3), None);
-        insta::assert_snapshot!(alignment.refusal(&set("0,1,4,5"), 3), @"the Topology Manager (single-numa-node) would refuse 3 devices: 2 + 2 are free by NUMA node");
-    }
-
-    #[test]
-    fn restricted_refuses_more_nodes_than_an_empty_node_needs() {
-        let alignment = halves(TopologyManagerPolicy::Restricted);
-        assert_eq!(alignment.aligned(&set("0-7"), 5), Some(set("0-7")));
-        assert_eq!(alignment.aligned(&set("0,1,4,5"), 3), None);
-        let lenient = halves(TopologyManagerPolicy::BestEffort);
-        assert_eq!(lenient.aligned(&set("0,1,4,5"), 3), Some(set("0,1,4,5")));
-    }
-
-    /// Of eight CPUs so many are free.
-    fn cpus(node: u32, free: u32) -> NumaNode {
-        let cpus = NumaCpus { total: 8, allocatable: 8, free, ..NumaCpus::default() };
-        NumaNode { node, cpus, ..NumaNode::default() }
-    }
-
-    /// Four devices on each of two NUMA nodes, of which the first has 2 free CPUs and the second 6, of 8 each.
-    fn with_cpus(policy: TopologyManagerPolicy) -> Alignment {
-        halves(policy).counting(&[cpus(0, 2), cpus(1, 6)])
-    }
-
-    /// Of 8 GiB of memory so many are free.
-    fn memory(node: u32, free: u64) -> NumaNode {
-        let memory = NumaMemory { allocatable: 8 << 30, free: free << 30, ..NumaMemory::default() };
-        NumaNode { node, memory, ..NumaNode::default() }
-    }
-
-    /// The GPUs of both nodes are free; the CPUs decide.
-    #[test]
-    fn devices_lie_where_the_cpus_are_free() {
-        let alignment = with_cpus(TopologyManagerPolicy::SingleNumaNode);
-        let admits = |containers: &[(ContainerKind, u32, u32)], devices: &str| {
-            let ask = ask(containers);
-            let mut devices = set(devices).iter().collect::<Vec<_>>().into_iter();
-            let blocks: Vec<DeviceSet> =
-                ask.blocks.iter().map(|size| devices.by_ref().take(*size as usize).collect()).collect();
-            alignment.admits(&set("0-7"), &ask, &blocks)
-        };
-        assert!(admits(&[(App, 2, 2)], "0,1"));
-        assert!(!admits(&[(App, 2, 3)], "0,1"));
-        assert!(admits(&[(App, 2, 3)], "4,5"));
-        assert!(!admits(&[(App, 2, 7)], "4,5"));
-        // Part of a CPU is shared, and aligned by nothing.
-        assert!(admits(&[(App, 2, 0), (App, 2, 0)], "0-3"));
-        // The first container has the CPUs that the second one misses.
-        assert!(!admits(&[(App, 0, 4), (App, 2, 3)], "4,5"));
-        assert!(admits(&[(Init, 0, 4), (App, 2, 3)], "4,5"));
-        assert!(!admits(&[(Sidecar, 0, 4), (App, 2, 3)], "4,5"));
-    }
-
-    #[test]
-    fn restricted_wants_one_set_of_nodes_for_both() {
-        let alignment = with_cpus(TopologyManagerPolicy::Restricted);
-        let offered = |devices, cpus| {
-            let ask = ask(&[(App, devices, cpus)]);
-            Admission::new(&alignment, &set("0-7"), &ask)?.offered().map(|nodes| nodes.len())
-        };
-        // Eight devices lie on two nodes, of which eight CPUs need one only.
-        assert_eq!(offered(8, 8), None);
-        assert_eq!(offered(8, 9), None);
-        assert_eq!(offered(4, 6), Some(1));
-        let alignment = alignment.with_free(NumaNode::unoccupied);
-        let ask = ask(&[(App, 8, 9)]);
-        assert_eq!(Admission::new(&alignment, &set("0-7"), &ask).unwrap().offered().unwrap().len(), 2);
-    }
-
-    /// A Guaranteed pod always needs memory, which counts where kubelet's memory manager is static.
-    #[test]
-    fn demands_count_where_their_manager_runs() {
-        let policy = TopologyManagerPolicy::SingleNumaNode;
-        let of_memory = halves(policy).counting(&[memory(0, 8), memory(1, 8)]);
-        let [shared, exclusive] = [0, 2].map(|cpus| ask(&[(App, 2, cpus)]).numa);
-        assert!(!with_cpus(policy).counts(&shared) && with_cpus(policy).counted(&shared).is_empty());
-        assert!(with_cpus(policy).counts(&exclusive));
-        assert!(of_memory.counts(&shared) && !halves(policy).counts(&exclusive));
-    }
-
-    #[test]
-    fn whole_cores_are_asked_for_where_kubelet_gives_no_others() {
-        let of_cores = |node: NumaNode| NumaNode { cpus: NumaCpus { core: 2, ..node.cpus }, ..node };
-        let alignment = with_cpus(TopologyManagerPolicy::SingleNumaNode).with_free(of_cores);
-        let [even, odd] = [2, 3].map(|cpus| ask(&[(App, 2, cpus)]));
-        assert!(alignment.admits(&set("0-7"), &even, &[set("0,1")]));
-        assert!(!alignment.admits(&set("0-7"), &odd, &[set("4,5")]));
-        assert_eq!(alignment.refusal_by_cores(&even), None);
-        insta::assert_snapshot!(alignment.refusal_by_cores(&odd).unwrap(), @"the CPU manager (full-pcpus-only) would refuse 3 exclusive CPUs: it gives whole cores, of 2 CPUs each");
-    }
-
-    #[test]
-    fn cpus_left_after_admission_are_counted() {
-        let alignment = with_cpus(TopologyManagerPolicy::SingleNumaNode);
-        let after = alignment.after(&set("0-7"), &ask(&[(App, 1, 4)]), &[set("4")]).unwrap();
-        let free: Vec<u32> = after.numa.iter().map(|node| node.cpus.free).collect();
-        assert_eq!(free, [2, 2]);
-        insta::assert_snapshot!(after.refusal_by_numa(&set("0-3,5-7"), &ask(&[(App, 2, 3)])), @"the Topology Manager (single-numa-node) would refuse 2 devices with 3 exclusive CPUs");
-        insta::assert_snapshot!(after.free_by_node(&set("0-3,5-7")), @"4 + 3 devices and 2 + 2 CPUs are free by NUMA node");
-    }
-
-    #[test]
-    fn cpus_count_under_refusing_policies_only() {
-        assert!(!with_cpus(TopologyManagerPolicy::BestEffort).counts_numa());
-        assert!(with_cpus(TopologyManagerPolicy::Restricted).counts_numa());
-    }
-
-    /// Of the second node's memory others have a part, and a container has that of both nodes of the other machine.
-    #[test]
-    fn devices_lie_where_the_memory_is_free() {
-        let single = halves(TopologyManagerPolicy::SingleNumaNode).counting(&[memory(0, 2), memory(1, 6)]);
-        let admits = |alignment: &Alignment, gib: u64, devices: &str| {
-            let ask = ask_with_memory(&[(App, 2, 0, gib)]);
-            alignment.admits(&set("0-7"), &ask, &[set(devices)])
-        };
-        assert!(admits(&single, 2, "0,1"));
-        assert!(!admits(&single, 3, "0,1"));
-        assert!(admits(&single, 3, "4,5"));
-        assert!(!admits(&single, 7, "4,5"));
-        let ask = ask_with_memory(&[(App, 2, 0, 7)]);
-        insta::assert_snapshot!(single.refusal_by_numa(&set("0-7"), &ask), @"the Topology Manager (single-numa-node) would refuse 2 devices with 7168 MiB of memory");
-        insta::assert_snapshot!(single.free_by_node(&set("0-7")), @"4 + 4 devices and 2048 + 6144 MiB of memory are free by NUMA node");
-        let both = |node: NumaNode| {
-            let group = [0, 1].into_iter().collect();
-            NumaNode { memory: NumaMemory { group, ..node.memory }, ..node }
-        };
-        let grouped =
-            halves(TopologyManagerPolicy::Restricted).counting(&[both(memory(0, 2)), both(memory(1, 6))]);
-        assert!(!admits(&grouped, 1, "0,1"));
-        let ask = ask_with_memory(&[(App, 8, 0, 9)]);
-        assert!(!grouped.admits(&set("0-7"), &ask, &[set("0-7")]));
-        let empty = grouped.with_free(NumaNode::unoccupied);
-        assert!(empty.admits(&set("0-7"), &ask, &[set("0-7")]));
-    }
-
-    /// The plugin publishes the CPUs of as many NUMA nodes as are counted.
-    #[test]
-    fn cpus_of_all_published_nodes_are_counted() {
-        let most = u32::try_from(GpuNodeStatus::MAX_NUMA_NODES).unwrap();
-        let count = |nodes: u32| {
-            let nodes = (0..nodes).map(|node| cpus(node, 4));
-            halves(TopologyManagerPolicy::Restricted).counting(&nodes.collect::<Vec<_>>()).counts_numa()
-        };
-        assert!(count(most));
-        assert!(!count(most + 1));
-    }
-
-    #[test]
-    fn devices_without_nodes_are_not_aligned() {
-        let kubelet = kubelet(TopologyManagerPolicy::SingleNumaNode, TopologyManagerScope::Container);
-        assert_eq!(Alignment::new(&kubelet, &[None, None]), None);
-        assert_eq!(Alignment::new(&KubeletTopology::default(), &[Some(0)]), None);
-    }
-
-    /// A hint of kubelet: NUMA nodes and whether it is preferred.
-    #[derive(Debug, Clone, PartialEq)]
-    struct Hint {
-        nodes: Vec<u32>,
-        preferred: bool,
-    }
-
-    /// Kubelet's device manager: `generateDeviceTopologyHints`, over the NUMA nodes of the machine.
-    fn hints(
-        numa: &[u32],
-        available: &[usize],
-        reusable: &[usize],
-        request: usize,
-        machine: u32,
-    ) -> Vec<Hint> {
-        let mut hints: Vec<Hint> = Vec::new();
-        let mut least = machine as usize;
-        for mask in 1..1u32 << machine {
-            let nodes: Vec<u32> = (0..machine).filter(|node| mask >> node & 1 == 1).collect();
-            let inside = |device: &usize| nodes.contains(&numa[*device]);
-            if (0..numa.len()).filter(inside).count() >= request {
-                least = least.min(nodes.len());
-            }
-            if !reusable.iter().all(&inside) {
-                continue;
-            }
-            let matching = reusable.len() + available.iter().filter(|device| inside(device)).count();
-            if matching >= request {
-                hints.push(Hint { nodes, preferred: false });
-            }
-        }
-        for hint in &mut hints {
-            hint.preferred = hint.nodes.len() == least;
-        }
-        hints
-    }
-
-    /// Kubelet's CPU manager: `generateCPUTopologyHints`. A CPU is its NUMA node.
-    fn cpu_hints(all: &[u32], available: &[u32], reusable: &[u32], request: u32, machine: u32) -> Vec<Hint> {
-        let ids: Vec<u32> = [all, available, reusable].concat();
-        let range = |from: usize, count: usize| (from..from + count).collect::<Vec<usize>>();
-        // As for devices, which are `all` only where the fewest nodes are counted.
-        let mut hints: Vec<Hint> = hints(
-            &ids,
-            &range(all.len(), available.len()),
-            &range(all.len() + available.len(), reusable.len()),
-            request as usize,
-            machine,
-        );
-        let inside = |nodes: &[u32]| all.iter().filter(|node| nodes.contains(node)).count();
-        let sets =
-            (1..1u32 << machine).map(|mask| (0..machine).filter(|node| mask >> node & 1 == 1).collect());
-        let enough = sets.filter(|nodes: &Vec<u32>| inside(nodes) >= request as usize);
-        let least = enough.map(|nodes| nodes.len()).min().unwrap_or(machine as usize);
-        hints.iter_mut().for_each(|hint| hint.preferred = hint.nodes.len() == least);
-        hints
-    }
-
-    /// `mergePermutation` over one hint of each provider. A provider without an interest in the container is `None`.
-    fn permutations(providers: &[Option<Vec<Hint>>]) -> Vec<Hint> {
-        let interested: Vec<&Vec<Hint>> = providers.iter().flatten().collect();
-        let [first, rest @ ..] = &interested[..] else {
-            return Vec::new();
-        };
-        let mut merged = (*first).clone();
-        for provider in rest {
-            let pairs = merged.iter().flat_map(|a| provider.iter().map(move |b| (a, b)));
-            merged = pairs
-                .map(|(a, b)| Hint {
-                    nodes: a.nodes.iter().copied().filter(|node| b.nodes.contains(node)).collect(),
-                    preferred: a.preferred && b.preferred && a.nodes == b.nodes,
-                })
-                .filter(|hint| !hint.nodes.is_empty())
-                .collect();
-        }
-        merged
-    }
-
-    /// Kubelet's Topology Manager: the best hint, if the policy admits it.
-    fn merged(policy: TopologyManagerPolicy, providers: &[Option<Vec<Hint>>]) -> Option<Vec<u32>> {
-        let hints = permutations(providers);
-        let single = policy == TopologyManagerPolicy::SingleNumaNode;
-        let mut best: Option<Hint> = None;
-        for hint in hints {
-            if single && !(hint.preferred && hint.nodes.len() == 1) {
-                continue;
-            }
-            let narrower = |than: &Hint| {
-                hint.nodes.len() < than.nodes.len()
-                    || (hint.nodes.len() == than.nodes.len()
-                        && hint.nodes.iter().rev().lt(than.nodes.iter().rev()))
-            };
-            let better = match &best {
-                None => true,
-                Some(best) if best.preferred != hint.preferred => hint.preferred,
-                Some(best) => narrower(best),
-            };
-            if better {
-                best = Some(hint);
-            }
-        }
-        let best = best?;
-        (policy == TopologyManagerPolicy::BestEffort || best.preferred).then_some(best.nodes)
-    }
-
-    const POLICIES: [TopologyManagerPolicy; 3] = [
-        TopologyManagerPolicy::BestEffort,
-        TopologyManagerPolicy::Restricted,
-        TopologyManagerPolicy::SingleNumaNode,
-    ];
-
-    proptest! {
-        #[test]
-        fn aligned_devices_match_kubelets_hint_merge(
-            numa in proptest::collection::vec(0..3u32, 1..9),
-            free in any::<u8>(),
-            size in 1..9usize,
-            policy in 0..3usize,
-        ) {
-            let policy = POLICIES[policy];
-            let free: Vec<usize> = (0..numa.len()).filter(|device| free >> device & 1 == 1).collect();
-            let known: Vec<Option<u32>> = numa.iter().copied().map(Some).collect();
-            let kubelet = kubelet(policy, TopologyManagerScope::Container);
-            let alignment = Alignment::new(&kubelet, &known).unwrap();
-            let expected = merged(policy, &[Some(hints(&numa, &free, &[], size, 3))]);
-            let expected: Option<DeviceSet> = expected
-                .map(|nodes| free.iter().copied().filter(|device| nodes.contains(&numa[*device])).collect());
-            prop_assert_eq!(alignment.aligned(&free.iter().copied().collect(), size), expected);
-        }
-
-        /// A container without exclusive CPUs, on a machine with NUMA nodes that have CPUs and no devices.
-        #[test]
-        fn nodes_without_devices_change_no_hint(
-            numa in proptest::collection::vec(0..4u32, 1..9),
-            free in any::<u8>(),
-            size in 1..9usize,
-            single in any::<bool>(),
-        ) {
-            let free: DeviceSet = (0..numa.len()).filter(|device| free >> device & 1 == 1).collect();
-            let known: Vec<Option<u32>> = numa.iter().map(|node| Some(node * 2 + 1)).collect();
-            let kubelet = kubelet(POLICIES[1 + usize::from(single)], TopologyManagerScope::Container);
-            let alignment = Alignment::new(&kubelet, &known).unwrap();
-            let nodes: Vec<NumaNode> = (0..9).map(|node| cpus(node, 0)).collect();
-            let counting = alignment.clone().counting(&nodes);
-            prop_assert!(counting.counts_numa());
-            prop_assert_eq!(counting.aligned(&free, size), alignment.aligned(&free, size));
-        }
-
-        /// One container of devices, CPUs and memory, on a machine of three NUMA nodes.
-        #[test]
-        fn aligned_cpus_and_memory_match_kubelets_hint_merge(
-            numa in proptest::collection::vec(0..3u32, 1..7),
-            free in any::<u8>(),
-            size in 1..5usize,
-            totals in proptest::array::uniform3(0..5u32),
-            reserved in proptest::array::uniform3(0..3u32),
-            held in proptest::array::uniform3(0..5u32),
-            cpus in 0..9u32,
-            memory in proptest::option::of(proptest::array::uniform3(0..6u64)),
-            others in proptest::collection::vec((any::<u8>(), 1..8u64), 0..4),
-            needed in 1..9u64,
-            single in any::<bool>(),
-        ) {
-            let policy = POLICIES[1 + usize::from(single)];
-            let free: DeviceSet = (0..numa.len()).filter(|device| free >> device & 1 == 1).collect();
-            let known: Vec<Option<u32>> = numa.iter().copied().map(Some).collect();
-            let memory = memory.filter(|memory| memory.iter().any(|node| *node > 0));
-            let memory = memory.map(|allocatable| KubeletMemory::with(allocatable, &others));
-            let cpus_known: Vec<NumaNode> = machine(totals, reserved, held);
-            let machine = memory.as_ref().map_or(cpus_known.clone(), |memory| memory.published(&cpus_known));
-            let cpus = if totals.iter().sum::<u32>() == 0 { 0 } else { cpus };
-            let kubelet = kubelet(policy, TopologyManagerScope::Container);
-            let alignment = Alignment::new(&kubelet, &known).unwrap().counting(&machine);
-            let ask = ask_with_memory(&[(App, u32::try_from(size).unwrap(), cpus, needed)]);
-            let available: Vec<usize> = free.iter().collect();
-            let expected = merged(policy, &[
-                Some(hints(&numa, &available, &[], size, 3)),
-                (cpus > 0).then(|| cpu_hints(&by_node(&machine, |cpus| cpus.total), &by_node(&machine, |cpus| cpus.free), &[], cpus, 3)),
-                memory.map(|memory| memory.hints(needed)),
-            ]);
-            let offered = Admission::new(&alignment, &free, &ask).and_then(|admission| admission.offered());
-            let offered: Option<DeviceSet> = offered.map(|nodes| nodes.iter().flat_map(|node| node.iter().collect::<Vec<_>>()).collect());
-            let expected: Option<DeviceSet> =
-                expected.map(|nodes| free.iter().filter(|device| nodes.contains(&numa[*device])).collect());
-            prop_assert_eq!(offered, expected);
-        }
-
-        /// Kubelet runs the containers one after the other, takes the devices and CPUs of finished init containers first,
-        /// and otherwise what the plugin prefers of the aligned devices, which is the grant.
-        #[test]
-        fn admitted_pods_are_never_refused_by_kubelet(
-            numa in proptest::collection::vec(0..2u32, 1..9),
-            containers in proptest::collection::vec((0..3usize, 0..4u32, 0..4u32, 1..4u64), 1..4),
-            totals in proptest::array::uniform3(0..7u32),
-            reserved in proptest::array::uniform3(0..2u32),
-            counted in any::<bool>(),
-            memory in proptest::option::of(proptest::array::uniform3(1..6u64)),
-            others in proptest::collection::vec((any::<u8>(), 1..8u64), 0..3),
-            policy in 0..3usize,
-            pod_scope in any::<bool>(),
-            order in any::<u64>(),
-        ) {
-            let policy = POLICIES[policy];
-            let kinds = [Init, Sidecar, App];
-            let mut counts: Vec<(ContainerKind, u32, u32, u64)> = containers
-                .into_iter()
-                .map(|(kind, count, cpus, memory)| (kinds[kind], count, cpus, memory))
-                .collect();
-            counts.sort_by_key(|(kind, ..)| *kind == App);
-            let ask = ask_with_memory(&counts);
-            if ask.devices as usize > numa.len() || ask.containers.iter().any(|one| one.any_of_held > 0) {
-                return Ok(());
-            }
-            // Any grant of free devices, by rotation.
-            let from = usize::try_from(order % 8).unwrap() % numa.len();
-            let mut next = (0..numa.len()).map(|at| (at + from) % numa.len());
-            let blocks: Vec<DeviceSet> =
-                ask.blocks.iter().map(|size| next.by_ref().take(*size as usize).collect()).collect();
-            let scope = if pod_scope { TopologyManagerScope::Pod } else { TopologyManagerScope::Container };
-            let known: Vec<Option<u32>> = numa.iter().copied().map(Some).collect();
-            let refuses = policy != TopologyManagerPolicy::BestEffort;
-            let counted = counted && refuses && totals.iter().sum::<u32>() > 0;
-            let machine = if counted { machine(totals, reserved, [0; 3]) } else { machine([0; 3], [0; 3], [0; 3]) };
-            let mut memory =
-                memory.filter(|_| refuses).map(|allocatable| KubeletMemory::with(allocatable, &others));
-            let published = memory.as_ref().map_or(machine.clone(), |memory| memory.published(&machine));
-            let alignment = Alignment::new(&kubelet(policy, scope), &known).unwrap();
-            let counts_any = counted || memory.is_some();
-            let alignment = if counts_any { alignment.counting(&published) } else { alignment };
-            let free: DeviceSet = (0..numa.len()).collect();
-            if ask.containers.is_empty() || !alignment.admits(&free, &ask, &blocks) {
-                return Ok(());
-            }
-            let all_cpus = by_node(&machine, |cpus| cpus.total);
-            let mut cpus = by_node(&machine, |cpus| cpus.free);
-            let mut reusable_cpus: Vec<u32> = Vec::new();
-            let mut available: Vec<usize> = (0..numa.len()).collect();
-            let mut reusable: Vec<usize> = Vec::new();
-            let of_cpus = |request: u32, free: &[u32], reusable: &[u32]| {
-                (counted && request > 0).then(|| cpu_hints(&all_cpus, free, reusable, request, 3))
-            };
-            let of_devices = |request: usize, free: &[usize], reusable: &[usize]| {
-                (request > 0).then(|| hints(&numa, free, reusable, request, 3))
-            };
-            let whole = pod_scope.then(|| {
-                let devices = of_devices(ask.devices as usize, &available, &[]);
-                let needs = NumaDemand::of_pod(&ask.numa);
-                let of_memory = memory.as_ref().map(|memory| memory.hints(needs.memory >> 30));
-                merged(policy, &[devices, of_cpus(needs.cpus, &cpus, &[]), of_memory]).unwrap()
-            });
-            let mut asking = ask.containers.iter();
-            for (kind, count, request, bytes) in &counts {
-                if *count == 0 && (!counted || *request == 0) && memory.is_none() {
-                    continue;
-                }
-                let nodes = match &whole {
-                    Some(nodes) => Some(nodes.clone()),
-                    None => merged(policy, &[
-                        of_devices(*count as usize, &available, &reusable),
-                        of_cpus(*request, &cpus, &reusable_cpus),
-                        memory.as_ref().map(|memory| memory.hints(*bytes)),
-                    ]),
-                };
-                let Some(nodes) = nodes else {
-                    return Err(TestCaseError::fail("refused"));
-                };
-                if counted {
-                    let (taken, reused) = take(*request, &nodes, &all_cpus, &mut cpus, &mut reusable_cpus);
-                    prop_assert_eq!(taken.len() + reused.len(), *request as usize, "too few CPUs");
-                    if *kind == Init {
-                        reusable_cpus.extend(taken.iter().chain(&reused));
-                    }
-                }
-                if let Some(memory) = &mut memory {
-                    prop_assert!(memory.allocate(&nodes, *kind, *bytes), "no memory");
-                }
-                if *count == 0 {
-                    continue;
-                }
-                let container = asking.next().unwrap();
-                let granted: Vec<usize> =
-                    container.blocks.iter().flat_map(|block| blocks[*block].iter().collect::<Vec<_>>()).collect();
-                prop_assert!(granted.iter().all(|device| nodes.contains(&numa[*device])), "steered elsewhere");
-                available.retain(|device| !granted.contains(device));
-                reusable = if *kind == Init { granted } else { Vec::new() };
-            }
-        }
-    }
-
-    /// The CPUs of three NUMA nodes, of which some are reserved and others held.
-    fn machine(totals: [u32; 3], reserved: [u32; 3], held: [u32; 3]) -> Vec<NumaNode> {
-        let of_node = |node: u32| {
-            let at = node as usize;
-            let allocatable = totals[at].saturating_sub(reserved[at]);
-            let free = allocatable.saturating_sub(held[at]);
-            let cpus = NumaCpus { total: totals[at], allocatable, free, ..NumaCpus::default() };
-            NumaNode { node, cpus, ..NumaNode::default() }
-        };
-        (0..3).map(of_node).collect()
-    }
-
-    /// The node of each CPU.
-    fn by_node(machine: &[NumaNode], count: impl Fn(&NumaCpus) -> u32) -> Vec<u32> {
-        machine.iter().flat_map(|node| (0..count(&node.cpus)).map(|_| node.node)).collect()
-    }
-
-    /// Kubelet's static memory manager, on three NUMA nodes; in GiB.
-    #[derive(Debug, Clone)]
-    struct KubeletMemory {
-        allocatable: [u64; 3],
-        free: [u64; 3],
-        /// Containers with memory of a node.
-        assignments: [u32; 3],
-        /// The nodes that such a container has its memory of.
-        cells: [Vec<u32>; 3],
-        /// What init containers of the pod left, by nodes.
-        reusable: HashMap<Vec<u32>, u64>,
-    }
-
-    impl KubeletMemory {
-        /// A machine on which containers with so much memory run, each where the manager would have put it.
-        fn with(allocatable: [u64; 3], containers: &[(u8, u64)]) -> Self {
-            let mut memory = Self {
-                allocatable,
-                free: allocatable,
-                assignments: [0; 3],
-                cells: [0, 1, 2].map(|node| vec![node]),
-                reusable: HashMap::new(),
-            };
-            for (choice, request) in containers {
-                let hints = memory.hints(*request);
-                let preferred: Vec<&Hint> = hints.iter().filter(|hint| hint.preferred).collect();
-                if !preferred.is_empty() {
-                    let nodes = preferred[usize::from(*choice) % preferred.len()].nodes.clone();
-                    memory.allocate(&nodes, App, *request);
-                }
-            }
-            memory
-        }
-
-        /// `calculateHints`.
-        fn hints(&self, request: u64) -> Vec<Hint> {
-            let mut hints = Vec::new();
-            let mut least = 3;
-            for mask in 1..8u32 {
-                let nodes: Vec<u32> = (0..3).filter(|node| mask >> node & 1 == 1).collect();
-                let sum = |of: &[u64; 3]| nodes.iter().map(|node| of[*node as usize]).sum::<u64>();
-                if sum(&self.allocatable) < request {
-                    continue;
-                }
-                least = least.min(nodes.len());
-                let is_single = nodes.len() == 1;
-                if is_single && self.cells[nodes[0] as usize].len() > 1 {
-                    continue;
-                }
-                let is_taken = |node: &u32| {
-                    let node = *node as usize;
-                    self.assignments[node] > 0 && (self.cells[node].len() == 1 || self.cells[node] != nodes)
-                };
-                if !is_single && nodes.iter().any(is_taken) {
-                    continue;
-                }
-                if sum(&self.free) + self.reusable.get(&nodes).copied().unwrap_or(0) >= request {
-                    hints.push(Hint { nodes, preferred: false });
-                }
-            }
-            hints.iter_mut().for_each(|hint| hint.preferred = hint.nodes.len() == least);
-            hints
-        }
-
-        /// `Allocate` with the nodes of the Topology Manager; whether the container is admitted.
-        fn allocate(&mut self, nodes: &[u32], kind: ContainerKind, request: u64) -> bool {
-            if !self.hints(request).iter().any(|hint| hint.nodes == nodes) {
-                return false;
-            }
-            let reusable = self.reusable.entry(nodes.to_vec()).or_default();
-            let mut missing = request.saturating_sub(*reusable);
-            *reusable = match kind {
-                Init => (*reusable).max(request),
-                Sidecar | App => reusable.saturating_sub(request),
-            };
-            for node in nodes.iter().map(|node| *node as usize) {
-                self.assignments[node] += 1;
-                self.cells[node] = nodes.to_vec();
-                let taken = missing.min(self.free[node]);
-                self.free[node] -= taken;
-                missing -= taken;
-            }
-            true
-        }
-
-        /// As the plugin publishes it, beside these CPUs.
-        fn published(&self, cpus: &[NumaNode]) -> Vec<NumaNode> {
-            let of_node = |known: &NumaNode| {
-                let node = known.node as usize;
-                let users = (self.assignments[node] > 0).then(|| self.cells[node].iter().copied());
-                let memory = NumaMemory {
-                    allocatable: self.allocatable[node] << 30,
-                    free: self.free[node] << 30,
-                    group: users.into_iter().flatten().collect(),
-                };
-                NumaNode { memory, ..*known }
-            };
-            cpus.iter().map(of_node).collect()
-        }
-    }
-
-    /// Containers with devices and exclusive CPUs.
-    fn ask(containers: &[(ContainerKind, u32, u32)]) -> Ask {
-        let with_memory = containers.iter().map(|(kind, devices, cpus)| (*kind, *devices, *cpus, 1));
-        ask_with_memory(&with_memory.collect::<Vec<_>>())
-    }
-
-    /// Containers with devices, exclusive CPUs and GiB of memory.
-    fn ask_with_memory(containers: &[(ContainerKind, u32, u32, u64)]) -> Ask {
-        let names: Vec<String> = (0..containers.len()).map(|number| format!("c{number}")).collect();
-        let devices: Vec<String> = containers.iter().map(|(_, devices, ..)| devices.to_string()).collect();
-        let cpus: Vec<String> = containers
-            .iter()
-            .map(|(.., cpus, _)| if *cpus == 0 { "500m".to_owned() } else { cpus.to_string() })
-            .collect();
-        let memory: Vec<String> = containers.iter().map(|(.., memory)| format!("{memory}Gi")).collect();
-        let resources = ["nvidia.com/gpu".into()];
-        let asking = |_| {
-            let each = names.iter().zip(containers).zip(&devices);
-            each.map(|((name, (kind, ..)), devices)| Container {
-                name,
-                kind: *kind,
-                quantity: Some(devices.as_str()),
-            })
-        };
-        let each = names.iter().zip(containers).zip(cpus.iter().zip(&memory)).map(
-            |((name, (kind, ..)), (cpus, memory))| CpuAndMemory {
-                name,
-                kind: *kind,
-                cpu: (Some(cpus.as_str()), Some(cpus.as_str())),
-                memory: (Some(memory.as_str()), None),
-            },
-        );
-        let mut request = Request::read(&resources, asking).unwrap().with_numa(&each);
-        request.asks.pop().unwrap_or_else(|| Ask::of_containers("nvidia.com/gpu".into(), &[]))
-    }
-
-    /// Takes CPUs of these nodes as kubelet does: whole nodes, then of those with the fewest; those that are left by init
-    /// containers first. Returns the new ones and the others.
-    fn take(
-        request: u32,
-        nodes: &[u32],
-        all: &[u32],
-        free: &mut Vec<u32>,
-        reusable: &mut Vec<u32>,
-    ) -> (Vec<u32>, Vec<u32>) {
-        let count = |cpus: &[u32], node: u32| cpus.iter().filter(|cpu| **cpu == node).count();
-        let left = |free: &[u32], reusable: &[u32], node| count(free, node) + count(reusable, node);
-        let mut order = nodes.to_vec();
-        order.sort_by_key(|node| (left(free, reusable, *node), *node));
-        let (mut new, mut reused) = (Vec::new(), Vec::new());
-        for whole in [true, false] {
-            for node in &order {
-                let missing = request as usize - new.len() - reused.len();
-                let is_whole =
-                    left(free, reusable, *node) == count(all, *node) && missing >= count(all, *node);
-                if whole && !is_whole {
-                    continue;
-                }
-                for _ in 0..missing {
-                    for (from, to) in [(&mut *reusable, &mut reused), (&mut *free, &mut new)] {
-                        if let Some(at) = from.iter().position(|cpu| cpu == node) {
-                            to.push(from.remove(at));
-                            break;
-                        }
-                    }
-                }
-            }
-        }
-        (new, reused)
-    }
-}
+mod tests;

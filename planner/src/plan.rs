@@ -25,6 +25,7 @@ mod capacity;
 mod choose;
 mod compare;
 mod demand;
+mod devices_left;
 mod diagnosis;
 mod fill;
 mod pack;

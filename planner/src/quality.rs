@@ -33,6 +33,33 @@ pub struct Quality {
     pub link: LinkClass,
 }
 
+/// A part of the quality by which devices are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QualityPart {
+    Model,
+    /// The preferred link and the preferred bandwidth.
+    Met,
+    Cost,
+    Bandwidth,
+    Link,
+}
+
+impl Quality {
+    /// The part that decides between it and another; `None` if they are equal.
+    pub fn decided_by(&self, other: &Self) -> Option<QualityPart> {
+        // Every field in the order in which they are compared.
+        let Self { preferences: Preferences { model, met, cost }, megabytes_per_second, link } = *self;
+        let differs = [
+            (model != other.preferences.model, QualityPart::Model),
+            (met != other.preferences.met, QualityPart::Met),
+            (cost != other.preferences.cost, QualityPart::Cost),
+            (megabytes_per_second != other.megabytes_per_second, QualityPart::Bandwidth),
+            (link != other.link, QualityPart::Link),
+        ];
+        differs.into_iter().find(|(differs, _)| *differs).map(|(_, part)| part)
+    }
+}
+
 /// The quality of a pod's devices, gathered resource by resource.
 #[derive(Debug)]
 pub struct Gathered<'r> {
@@ -80,5 +107,40 @@ impl<'r> Gathered<'r> {
             cost: Reverse(if self.request.economy { class.cost } else { 0 }),
         };
         Quality { preferences, megabytes_per_second: self.gbs.map_or(0, megabytes), link }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    prop_compose! {
+        fn qualities()(
+            model in 0..2usize,
+            (met, cost, megabytes_per_second) in (0..2u8, 0..2u64, 0..2u64),
+            link in 0..2usize,
+        ) -> Quality {
+            let preferences = Preferences { model: Reverse(model), met, cost: Reverse(cost) };
+            Quality { preferences, megabytes_per_second, link: LinkClass::ALL[link] }
+        }
+    }
+
+    proptest! {
+        /// The named part is the first that differs in the order of comparison.
+        #[test]
+        fn named_part_decides_the_comparison(one in qualities(), other in qualities()) {
+            let (a, b) = (one.preferences, other.preferences);
+            let of_part = match one.decided_by(&other) {
+                None => std::cmp::Ordering::Equal,
+                Some(QualityPart::Model) => a.model.cmp(&b.model),
+                Some(QualityPart::Met) => a.met.cmp(&b.met),
+                Some(QualityPart::Cost) => a.cost.cmp(&b.cost),
+                Some(QualityPart::Bandwidth) => one.megabytes_per_second.cmp(&other.megabytes_per_second),
+                Some(QualityPart::Link) => one.link.cmp(&other.link),
+            };
+            prop_assert_eq!(of_part, one.cmp(&other));
+        }
     }
 }

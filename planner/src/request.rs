@@ -32,8 +32,8 @@ pub struct Ask {
     pub blocks: Vec<u32>,
     /// The containers that ask, init containers first, in kubelet's order.
     pub containers: Vec<ContainerAsk>,
-    /// The containers that ask, or that need CPUs or memory of certain NUMA nodes, in the same order; empty if none
-    /// needs any.
+    /// The containers of the pod that ask for devices of any resource, or that need CPUs or memory of certain NUMA nodes, in
+    /// kubelet's order. Empty if the pod asks for one resource and needs neither.
     pub numa: Vec<NumaDemand>,
 }
 
@@ -49,8 +49,10 @@ pub struct NumaNeeds {
 /// What one container needs of certain NUMA nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NumaDemand {
-    /// Its place in [`Ask::containers`]; `None` if it asks for no device.
+    /// Its place in [`Ask::containers`]; `None` if it asks for no device of this resource.
     pub container: Option<usize>,
+    /// It asks for devices, of this resource or another.
+    pub has_devices: bool,
     /// When it runs.
     pub kind: ContainerKind,
     pub needs: NumaNeeds,
@@ -159,13 +161,59 @@ impl Request {
                 asks.push(Ask::replay(resource.clone(), &counts));
             }
         }
-        let order = match resources.first() {
-            Some(resource) if asks.len() > 1 => {
-                containers(resource.as_str()).map(|container| container.name.into()).collect()
+        let mut request = Self { asks, ..Self::default() };
+        if let Some(resource) = resources.first() {
+            request.list_containers(containers(resource.as_str()));
+        }
+        Ok(request)
+    }
+
+    /// Lists the containers in each ask where several resources are asked for: kubelet aligns the devices of a container
+    /// together.
+    fn list_containers<'a>(&mut self, containers: impl Iterator<Item = Container<'a>>) {
+        if self.asks.len() < 2 {
+            return;
+        }
+        let (names, kinds): (Vec<Arc<str>>, Vec<ContainerKind>) =
+            containers.map(|container| (container.name.into(), container.kind)).unzip();
+        let none = NumaNeeds::default();
+        let listed = names.iter().zip(kinds).map(|(name, kind)| (&**name, kind, none));
+        self.list_needs(&listed);
+        self.order = names;
+    }
+
+    /// Lists containers, in kubelet's order, in each ask: those that ask for devices or have needs.
+    fn list_needs<'a>(
+        &mut self,
+        containers: &(impl Iterator<Item = (&'a str, ContainerKind, NumaNeeds)> + Clone),
+    ) {
+        let with_devices = self.asks.iter().flat_map(|ask| &ask.containers);
+        let with_devices: BTreeSet<Arc<str>> =
+            with_devices.map(|container| Arc::clone(&container.name)).collect();
+        for ask in &mut self.asks {
+            let asking = &ask.containers;
+            let listed = containers.clone().map(|(name, kind, needs)| NumaDemand {
+                container: asking.iter().position(|asking| *asking.name == *name),
+                has_devices: with_devices.contains(name),
+                kind,
+                needs,
+                is_first: false,
+            });
+            ask.numa = listed.filter(|listed| listed.has_devices || !listed.needs.is_none()).collect();
+            if let Some(first) = ask.numa.first_mut() {
+                first.is_first = true;
             }
-            _ => Vec::new(),
-        };
-        Ok(Self { asks, order, placement: Arc::default() })
+        }
+        self.drop_idle_list();
+    }
+
+    /// The list of containers means nothing where one resource is asked for, and neither CPUs nor memory.
+    fn drop_idle_list(&mut self) {
+        if let [ask] = &mut self.asks[..]
+            && ask.numa.iter().all(|container| container.needs.is_none())
+        {
+            ask.numa.clear();
+        }
     }
 
     /// The same, without resources of which a quantity cannot be read: such a resource counts something else than
@@ -191,8 +239,8 @@ impl Request {
         if let Some(error) = failed.filter(|_| whole.is_empty()) {
             return Err(error);
         }
-        if let Some(resource) = resources.first().filter(|_| whole.asks.len() > 1) {
-            whole.order = containers(resource.as_str()).map(|container| container.name.into()).collect();
+        if let Some(resource) = resources.first() {
+            whole.list_containers(containers(resource.as_str()));
         }
         Ok(whole)
     }
@@ -223,53 +271,60 @@ impl Request {
     /// The same with what each container of a Guaranteed pod needs of certain NUMA nodes: kubelet's static CPU manager gives
     /// a container that asks for whole CPUs these CPUs alone, and the static memory manager gives each its memory.
     /// `containers` are all of the pod, in kubelet's order.
-    ///
-    /// They are not counted with the devices of an ask if they belong to a container with devices of another ask only: where
-    /// those are is not known there.
     #[must_use]
     pub fn with_numa<'a>(mut self, containers: &(impl Iterator<Item = CpuAndMemory<'a>> + Clone)) -> Self {
         if self.is_empty() || !containers.clone().all(|container| container.is_guaranteed()) {
             return self;
         }
-        let with_devices = self.asks.iter().flat_map(|ask| &ask.containers);
-        let with_devices: BTreeSet<Arc<str>> =
-            with_devices.map(|container| Arc::clone(&container.name)).collect();
-        for ask in &mut self.asks {
-            let is_of_ask = |name: &str| ask.containers.iter().any(|asking| *asking.name == *name);
-            let mut elsewhere = containers
-                .clone()
-                .filter(|container| with_devices.contains(container.name) && !is_of_ask(container.name));
-            let counts_memory = elsewhere.clone().next().is_none();
-            if elsewhere.any(|container| container.exclusive_cpus() > 0) {
-                continue;
-            }
-            let all = containers.clone().map(|container| {
-                let asking = ask.containers.iter().position(|asking| *asking.name == *container.name);
-                let memory = if counts_memory { container.memory() } else { 0 };
-                let needs = NumaNeeds { cpus: container.exclusive_cpus(), memory };
-                NumaDemand { container: asking, kind: container.kind, needs, is_first: false }
-            });
-            let all = all.filter(|container| container.container.is_some() || !container.needs.is_none());
-            ask.numa = all.collect();
-            if ask.numa.iter().all(|container| container.needs.is_none()) {
-                ask.numa.clear();
-            }
-            if let Some(first) = ask.numa.first_mut() {
-                first.is_first = true;
-            }
-        }
+        let needs = containers.clone().map(|container| {
+            let needs = NumaNeeds { cpus: container.exclusive_cpus(), memory: container.memory() };
+            (container.name, container.kind, needs)
+        });
+        self.list_needs(&needs);
         self
     }
 
     /// The part of it that asks for resources of `managed`.
+    ///
+    /// The NUMA nodes of other devices are not known, so neither are those of the CPUs and the memory of a container that has
+    /// only such devices: if it has exclusive CPUs, nothing is counted, otherwise no memory.
     #[must_use]
     pub fn of(self: &Arc<Self>, managed: &BTreeSet<ResourceName>) -> Arc<Self> {
         if self.asks.iter().all(|ask| managed.contains(&ask.resource)) {
             return Arc::clone(self);
         }
         let asks = self.asks.iter().filter(|ask| managed.contains(&ask.resource));
-        let placement = Arc::clone(&self.placement);
-        Arc::new(Self { asks: asks.cloned().collect(), order: self.order.clone(), placement })
+        let mut part = Self { asks: asks.cloned().collect(), ..Self::clone(self) };
+        part.forget_other_devices();
+        part.drop_idle_list();
+        Arc::new(part)
+    }
+
+    /// Drops containers from the lists that have only devices of resources that are not asked for.
+    fn forget_other_devices(&mut self) {
+        let listed = self.asks.iter().map(|ask| ask.numa.len()).min().unwrap_or(0);
+        let has_others = |at: &usize| {
+            let mut listed = self.asks.iter().filter_map(|ask| ask.numa.get(*at));
+            listed.all(|container| container.has_devices && container.container.is_none())
+        };
+        let others: Vec<usize> = (0..listed).filter(has_others).collect();
+        for ask in &mut self.asks {
+            let mut needs = others.iter().filter_map(|at| ask.numa.get(*at)).map(|container| container.needs);
+            let counts_cpus = needs.all(|needs| needs.cpus == 0);
+            let mut is_first = false;
+            let mut left = Vec::with_capacity(ask.numa.len());
+            for (at, container) in ask.numa.iter().enumerate() {
+                is_first |= container.is_first;
+                let mut needs = container.needs;
+                if !others.is_empty() {
+                    needs = NumaNeeds { cpus: if counts_cpus { needs.cpus } else { 0 }, memory: 0 };
+                }
+                if !others.contains(&at) && (container.has_devices || !needs.is_none()) {
+                    left.push(NumaDemand { needs, is_first: std::mem::take(&mut is_first), ..*container });
+                }
+            }
+            ask.numa = left;
+        }
     }
 
     /// What the pod's containers need of certain NUMA nodes; empty if nothing is counted.
@@ -329,6 +384,7 @@ impl NumaDemand {
     /// Those of pods that are gone. Their numbers are unknown, so they are as many as their NUMA nodes have.
     pub const UNKNOWN: [Self; 1] = [Self {
         container: Some(0),
+        has_devices: true,
         kind: ContainerKind::App,
         needs: NumaNeeds { cpus: u32::MAX, memory: u64::MAX },
         is_first: true,
@@ -336,10 +392,15 @@ impl NumaDemand {
 
     /// What a pod of these containers needs.
     pub fn of_pod(containers: &[Self]) -> NumaNeeds {
+        Self::needs_of(containers.iter().map(|container| (container.kind, container.needs)))
+    }
+
+    /// What a pod needs whose containers need this.
+    pub fn needs_of(containers: impl Iterator<Item = (ContainerKind, NumaNeeds)>) -> NumaNeeds {
         let (mut lasting, mut peak) = (NumaNeeds::default(), NumaNeeds::default());
-        for container in containers {
-            let while_it_runs = lasting.plus(container.needs);
-            match container.kind {
+        for (kind, needs) in containers {
+            let while_it_runs = lasting.plus(needs);
+            match kind {
                 ContainerKind::Init => peak = peak.max(while_it_runs),
                 ContainerKind::Sidecar | ContainerKind::App => lasting = while_it_runs,
             }
@@ -351,6 +412,7 @@ impl NumaDemand {
     pub fn none(container: usize) -> Self {
         Self {
             container: Some(container),
+            has_devices: true,
             kind: ContainerKind::App,
             needs: NumaNeeds::default(),
             is_first: container == 0,
@@ -626,35 +688,54 @@ mod tests {
         }
     }
 
+    /// The containers `a` and `b` ask for so many GPUs and MIG devices, and so many CPUs.
+    fn of_two_resources(wanted: [[&'static str; 2]; 2], cpus: [&'static str; 2]) -> Arc<Request> {
+        let resources = [ResourceName::from("nvidia.com/gpu"), ResourceName::from("nvidia.com/mig-1g.10gb")];
+        let asking = |resource: &str| {
+            let at = usize::from(resource != "nvidia.com/gpu");
+            let each = ["a", "b"].into_iter().zip(wanted);
+            each.map(move |(name, counts)| Container { name, kind: App, quantity: Some(counts[at]) })
+        };
+        let each = ["a", "b"].into_iter().zip(cpus).map(|(name, cpus)| CpuAndMemory {
+            name,
+            kind: App,
+            cpu: (Some(cpus), None),
+            memory: (Some("1Gi"), None),
+        });
+        Arc::new(Request::read(&resources, asking).unwrap().with_numa(&each))
+    }
+
+    /// The CPUs and the GiB of memory of each ask.
+    fn needs_of_asks(request: &Request) -> Vec<(u32, u64)> {
+        let needs = request.asks.iter().map(|ask| NumaDemand::of_pod(&ask.numa));
+        needs.map(|needs| (needs.cpus, needs.memory >> 30)).collect()
+    }
+
+    #[test]
+    fn needs_are_counted_with_devices_of_two_resources() {
+        let request = of_two_resources([["0", "1"], ["1", "0"]], ["2", "3"]);
+        assert_eq!(needs_of_asks(&request), [(5, 2), (5, 2)]);
+        let containers = |ask: &Ask| ask.numa.iter().map(|listed| listed.container).collect::<Vec<_>>();
+        let listed: Vec<_> = request.asks.iter().map(containers).collect();
+        assert_eq!(listed, [[None, Some(0)], [Some(0), None]]);
+        assert!(request.asks.iter().flat_map(|ask| &ask.numa).all(|listed| listed.has_devices));
+    }
+
     /// The CPUs and the memory of the first container are on the NUMA node of its MIG device, which is not known with the
     /// GPUs.
     #[test]
-    fn needs_with_other_devices_are_not_counted() {
-        let resources = [ResourceName::from("nvidia.com/gpu"), ResourceName::from("nvidia.com/mig-1g.10gb")];
-        let counted = |wanted: [[&'static str; 2]; 2], cpus: [&'static str; 2]| {
-            let asking = |resource: &str| {
-                let at = usize::from(resource != "nvidia.com/gpu");
-                let each = ["a", "b"].into_iter().zip(wanted);
-                each.map(move |(name, counts)| Container { name, kind: App, quantity: Some(counts[at]) })
-            };
-            let each = ["a", "b"].into_iter().zip(cpus).map(|(name, cpus)| CpuAndMemory {
-                name,
-                kind: App,
-                cpu: (Some(cpus), None),
-                memory: (Some("1Gi"), None),
-            });
-            let request = Request::read(&resources, asking).unwrap().with_numa(&each);
-            let numbers = |numa: &[NumaDemand]| {
-                let needs = NumaDemand::of_pod(numa);
-                (needs.cpus, needs.memory >> 30)
-            };
-            let of_asks: Vec<_> = request.asks.iter().map(|ask| numbers(&ask.numa)).collect();
-            (of_asks, numbers(request.numa()))
+    fn needs_with_unmanaged_devices_are_not_counted() {
+        let managed = BTreeSet::from([ResourceName::from("nvidia.com/gpu")]);
+        let counted = |wanted, cpus| {
+            let managed = of_two_resources(wanted, cpus).of(&managed);
+            assert!(managed.asks.iter().all(|ask| ask.numa.first().is_none_or(|first| first.is_first)));
+            needs_of_asks(&managed)
         };
-        assert_eq!(counted([["0", "1"], ["1", "0"]], ["2", "3"]), (vec![(0, 0), (0, 0)], (0, 0)));
-        assert_eq!(counted([["0", "1"], ["1", "0"]], ["500m", "3"]), (vec![(3, 0), (0, 0)], (3, 0)));
-        assert_eq!(counted([["1", "1"], ["0", "1"]], ["2", "3"]), (vec![(0, 0), (5, 2)], (5, 2)));
-        assert_eq!(counted([["1", "1"], ["0", "0"]], ["2", "3"]), (vec![(5, 2), (5, 2)], (5, 2)));
+        assert_eq!(counted([["0", "1"], ["1", "0"]], ["2", "3"]), [(0, 0)]);
+        assert_eq!(counted([["0", "1"], ["1", "0"]], ["500m", "3"]), [(3, 0)]);
+        assert_eq!(counted([["1", "1"], ["0", "1"]], ["2", "3"]), [(0, 0)]);
+        assert_eq!(counted([["1", "1"], ["1", "0"]], ["2", "3"]), [(5, 2)]);
+        assert_eq!(counted([["1", "1"], ["0", "0"]], ["2", "3"]), [(5, 2)]);
     }
 
     /// Kubelet's `podGuaranteedCPUs` and `getPodRequestedResources`.

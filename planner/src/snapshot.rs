@@ -17,7 +17,7 @@ use crate::devices::DeviceSet;
 use crate::inventory::GpuFault;
 use crate::kind::{Kind, Spot};
 use crate::numa::Alignment;
-use crate::request::{NumaDemand, Request};
+use crate::request::{Ask, NumaDemand, Request};
 use crate::shape::Shape;
 use crate::site::Site;
 
@@ -278,6 +278,11 @@ impl Class {
         cut
     }
 
+    /// The same for the pool of an ask.
+    pub fn cut_for(&self, ask: &Ask) -> Vec<Spot> {
+        self.pool(ask.resource.as_str()).map_or_else(Vec::new, |(index, _)| self.cut_beside(index))
+    }
+
     /// The class as a snapshot has it: of alike devices only the number counts.
     #[must_use]
     pub fn canonical(&self) -> Self {
@@ -306,7 +311,7 @@ impl Class {
         for pool in &mut self.pools {
             if let Some(alignment) = pool.alignment.as_ref().filter(|alignment| alignment.counts_numa()) {
                 let counted = alignment.counted(numa);
-                let is_anywhere = counted.iter().any(|container| container.container.is_none());
+                let is_anywhere = counted.iter().any(|container| !container.has_devices);
                 let released = NumaDemand::of_pod(&counted);
                 let alignment = alignment.with_free(|mut node| {
                     if is_anywhere || nodes.contains(&node.node) {

@@ -295,7 +295,7 @@ impl Node {
             let demands = counting.counted(demands);
             let (namespace, name) = pods.get(pod).map_or(("", ""), |pod| (&*pod.namespace, &*pod.name));
             // Kubelet's list has nothing of init containers.
-            let mut with_devices = demands.iter().filter(|container| container.container.is_some());
+            let mut with_devices = demands.iter().filter(|container| container.has_devices);
             let is_of_init = with_devices.all(|container| container.kind == ContainerKind::Init);
             let is_listed = || {
                 let listed = |held: &Held| match held.provenance {
@@ -310,7 +310,7 @@ impl Node {
                 return;
             }
             // Kubelet takes what containers without devices need of any NUMA node.
-            let nodes = match demands.iter().all(|container| container.container.is_some()) {
+            let nodes = match demands.iter().all(|container| container.has_devices) {
                 true => {
                     let alignments = inventory.pools.iter().map(|pool| pool.alignment.as_ref()).enumerate();
                     let aligned = alignments.filter_map(|(index, alignment)| Some((index, alignment?)));

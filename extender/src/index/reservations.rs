@@ -18,7 +18,7 @@ use super::pod_store::PodStore;
 use crate::ledger::Devices;
 use gantry_planner::decide::{self, Policy};
 use gantry_planner::devices::DeviceSet;
-use gantry_planner::layout::Layout;
+use gantry_planner::layout::{Layout, Offer};
 use gantry_planner::placement::SetTerms;
 use gantry_planner::request::Request;
 use gantry_planner::snapshot::{Class, Hold, NodeIx};
@@ -426,13 +426,15 @@ fn have_numa(node: &Node, request: &Request, layouts: &[Layout]) -> bool {
     let Some(class) = node.exact(&[]) else {
         return false;
     };
-    request.asks.iter().zip(layouts).all(|(ask, layout)| {
-        let alignment =
-            class.pool(ask.resource.as_str()).and_then(|(_, pool)| Some((pool, pool.alignment.as_ref()?)));
-        alignment.is_none_or(|(pool, alignment)| {
-            alignment.admits(&(&pool.free | &layout.devices), ask, &layout.blocks)
-        })
-    })
+    let pools = request.asks.iter().map(|ask| class.pool(ask.resource.as_str()).map(|(_, pool)| pool));
+    let Some(pools) = pools.collect::<Option<Vec<_>>>() else {
+        return true;
+    };
+    let free: Vec<DeviceSet> =
+        pools.iter().zip(layouts).map(|(pool, layout)| &pool.free | &layout.devices).collect();
+    let offers = request.asks.iter().zip(&pools).zip(&free);
+    let offers = offers.map(|((ask, pool), free)| Offer { site: class.site(pool, &[]), free, ask });
+    Offer::are_admitted(&offers.collect::<Vec<_>>(), layouts)
 }
 
 /// The best layouts for a request on a node, without devices that are on hold for other pods. `own`: those on hold for

@@ -9,9 +9,11 @@ use gantry_gang::protocol::{Holder, Withheld};
 use gantry_topology::LinkClass;
 
 use super::{Candidates, ForeignNodes, Options};
-use crate::layout::Layout;
+use crate::devices::DeviceSet;
+use crate::kind::Spot;
+use crate::layout::{Layout, Offer};
 use crate::placement::SetTerms;
-use crate::request::{Ask, Request};
+use crate::request::{Ask, NumaNeeds, Request};
 use crate::shape::Shape;
 use crate::site::Site;
 use crate::snapshot::{
@@ -206,8 +208,9 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
     if let Some(cause) = &class.withheld {
         return Err(NodeRefusal::Withheld(cause.clone()));
     }
+    let mut is_particular = false;
     for ask in &request.asks {
-        let Some((index, pool)) = class.pool(ask.resource.as_str()) else {
+        let Some((_, pool)) = class.pool(ask.resource.as_str()) else {
             return Err(NodeRefusal::NotServed(ask.resource.clone()));
         };
         if let Some(miss) = too_many(pool.max_request, ask) {
@@ -216,16 +219,56 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
         if pool.free.len() < ask.devices as usize {
             return Err(NodeRefusal::Short(PoolShortage::of(pool, ask.devices)));
         }
-        let is_plain = ask.containers.iter().all(|container| container.terms.is_empty());
-        if !is_plain || pool.alignment.is_some() {
-            let cut = class.cut_beside(index);
-            let site = class.site(pool, &cut);
-            if Layout::best(site, &pool.free, ask).is_none() {
-                return Err(unmet(site, pool, ask));
-            }
-        }
+        is_particular |=
+            pool.alignment.is_some() || ask.containers.iter().any(|container| !container.terms.is_empty());
     }
-    Ok(())
+    if is_particular { judge_sets(class, request) } else { Ok(()) }
+}
+
+/// Whether enough free devices meet what a pod asks of them, and what kubelet's Topology Manager does.
+fn judge_sets(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
+    let cuts: Vec<Vec<Spot>> = request.asks.iter().map(|ask| class.cut_for(ask)).collect();
+    let offers = request.asks.iter().zip(&cuts).filter_map(|(ask, cut)| {
+        let (_, pool) = class.pool(ask.resource.as_str())?;
+        Some(Offer { site: class.site(pool, cut), free: &pool.free, ask })
+    });
+    let offers: Vec<Offer<'_>> = offers.collect();
+    if Layout::best_of_all(&offers).is_some() {
+        return Ok(());
+    }
+    let alone = offers.iter().find(|offer| Layout::best(offer.site, offer.free, offer.ask).is_none());
+    let pool = |ask: &Ask| class.pool(ask.resource.as_str()).map(|(_, pool)| pool);
+    match alone.and_then(|offer| Some((offer, pool(offer.ask)?))) {
+        Some((offer, pool)) => Err(unmet(offer.site, pool, offer.ask)),
+        None => Err(unmet_together(&offers)),
+    }
+}
+
+/// Why kubelet's Topology Manager refuses the devices of several resources together, each of which it takes by itself.
+fn unmet_together(offers: &[Offer<'_>]) -> NodeRefusal {
+    let Some((joint, aligned)) = Offer::aligned_together(offers) else {
+        return NodeRefusal::Unmet("the free devices cannot be divided as the pod asks".to_owned());
+    };
+    let free: Vec<&DeviceSet> =
+        aligned.iter().filter_map(|index| offers.get(*index)).map(|offer| offer.free).collect();
+    let asks = joint.asks().cloned().map(|mut ask| {
+        for container in &mut ask.numa {
+            container.needs = NumaNeeds::default();
+        }
+        ask
+    });
+    let asks: Vec<Ask> = asks.collect();
+    let without_numa: Vec<Offer<'_>> = aligned
+        .iter()
+        .zip(&asks)
+        .filter_map(|(index, ask)| offers.get(*index).map(|offer| Offer { ask, ..*offer }))
+        .collect();
+    match Layout::best_of_all(&without_numa) {
+        Some(_) => {
+            NodeRefusal::Cpus { refusal: joint.refusal_by_numa(&free), free: joint.free_by_node(&free) }
+        }
+        None => NodeRefusal::Unmet(joint.refusal(&free)),
+    }
 }
 
 /// Why enough free devices do not meet what a pod asks of them, or what kubelet's Topology Manager does: the first

@@ -3,8 +3,9 @@
 
 use super::{Candidates, Options, Policy};
 use crate::devices::DeviceSet;
-use crate::layout::Layout;
-use crate::quality::{Gathered, Preferences, Quality};
+use crate::kind::Spot;
+use crate::layout::{Layout, Offer};
+use crate::quality::{Gathered, Quality, QualityPart};
 use crate::request::Request;
 use crate::snapshot::{Class, NodeIx, ScoreKey, Snapshot, Standing};
 use gantry_api::Placement;
@@ -213,24 +214,22 @@ impl Score {
             Policy::Pack => (Loss::Stranded, Loss::Emptier),
             Policy::Spread => (Loss::Fuller, Loss::Stranded),
         };
-        let (own, chosen) = (self.quality, best.quality);
-        let Preferences { model, met, cost } = own.preferences;
         if self.clear_of_holds != best.clear_of_holds {
-            Loss::Reserved
-        } else if model != chosen.preferences.model {
-            Loss::Model
-        } else if met != chosen.preferences.met {
-            Loss::Preference
-        } else if cost != chosen.preferences.cost {
-            Loss::Cost
-        } else if own.megabytes_per_second != chosen.megabytes_per_second {
-            Loss::Bandwidth {
-                gbs: gbs(own.megabytes_per_second),
-                chosen_gbs: gbs(chosen.megabytes_per_second),
-            }
-        } else if own.link != chosen.link {
-            Loss::Link
-        } else if self.then != best.then {
+            return Loss::Reserved;
+        }
+        if let Some(part) = self.quality.decided_by(&best.quality) {
+            return match part {
+                QualityPart::Model => Loss::Model,
+                QualityPart::Met => Loss::Preference,
+                QualityPart::Cost => Loss::Cost,
+                QualityPart::Bandwidth => Loss::Bandwidth {
+                    gbs: gbs(self.quality.megabytes_per_second),
+                    chosen_gbs: gbs(best.quality.megabytes_per_second),
+                },
+                QualityPart::Link => Loss::Link,
+            };
+        }
+        if self.then != best.then {
             then
         } else if self.last != best.last {
             last
@@ -249,34 +248,43 @@ pub fn score(
     policy: Policy,
 ) -> Option<(Score, Vec<Layout>)> {
     let mut gathered = Gathered::new(&request.placement);
-    let mut clear_of_holds = true;
-    let (mut lost, mut left) = (0, 0);
-    let mut layouts = Vec::with_capacity(request.asks.len());
-    for ask in &request.asks {
+    let cuts: Vec<Vec<Spot>> = request.asks.iter().map(|ask| class.cut_for(ask)).collect();
+    let (mut open, mut free) = (Vec::with_capacity(request.asks.len()), Vec::new());
+    for (ask, cut) in request.asks.iter().zip(&cuts) {
         let (index, pool) = class.pool(ask.resource.as_str())?;
-        let cut = class.cut_beside(index);
-        let site = class.site(pool, &cut);
-        let mut open = pool.open.clone();
+        let mut devices = pool.open.clone();
         if let Some(own) = own.get(index) {
-            open.add(&(own & &pool.free));
+            devices.add(&(own & &pool.free));
         }
-        let (from, layout) = match Layout::best(site, &open, ask) {
-            Some(layout) => (&open, layout),
-            None => {
-                clear_of_holds = false;
-                (&pool.free, Layout::best(site, &pool.free, ask)?)
-            }
-        };
-        gathered.add(site, &layout);
-        lost += billionths(site.stranded(from, &layout.devices));
-        left += i64::try_from(from.len().saturating_sub(layout.devices.len())).unwrap_or(i64::MAX);
-        layouts.push(layout);
+        open.push(devices);
+        free.push(Offer { site: class.site(pool, cut), free: &pool.free, ask });
+    }
+    let open = free.iter().zip(&open).map(|(offer, open)| Offer { free: open, ..*offer });
+    let (offers, layouts) = laid(&open.collect::<Vec<_>>(), &free)?;
+    let clear_of_holds = offers.iter().zip(&free).all(|(from, free)| !std::ptr::eq(from.free, free.free));
+    let (mut lost, mut left) = (0, 0);
+    for (offer, layout) in offers.iter().zip(&layouts) {
+        gathered.add(offer.site, layout);
+        lost += billionths(offer.site.stranded(offer.free, &layout.devices));
+        left += i64::try_from(offer.free.len().saturating_sub(layout.devices.len())).unwrap_or(i64::MAX);
     }
     let (then, last) = match request.placement.policy.unwrap_or(policy) {
         Policy::Pack => (-lost, -left),
         Policy::Spread => (left, -lost),
     };
     Some((Score { clear_of_holds, quality: gathered.quality(class), then, last }, layouts))
+}
+
+/// The best layout of each ask, out of the open devices where these are enough, else out of the free ones.
+fn laid<'a>(open: &[Offer<'a>], free: &[Offer<'a>]) -> Option<(Vec<Offer<'a>>, Vec<Layout>)> {
+    if let Some(layouts) = Layout::best_of_all(open) {
+        return Some((open.to_vec(), layouts));
+    }
+    if open.len() == 1 || Offer::aligned_together(free).is_some() {
+        return Some((free.to_vec(), Layout::best_of_all(free)?));
+    }
+    let best = |offer: &Offer<'a>| Some((*offer, Layout::best(offer.site, offer.free, offer.ask)?));
+    open.iter().zip(free).map(|(open, free)| best(open).or_else(|| best(free))).collect()
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "losses lie between -1 and 1")]

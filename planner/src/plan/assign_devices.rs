@@ -7,16 +7,19 @@ use gantry_api::{DeviceId, ResourceName};
 use gantry_gang::protocol::Devices;
 use gantry_topology::{GpuSet, NicSet};
 
+use super::devices_left::DevicesLeft;
 use super::fill::Run;
 use super::rails::{Aim, NodeRails};
 use super::survey::{Counting, Survey};
 use crate::decide::megabytes;
 use crate::devices::DeviceSet;
+use crate::input::Exact;
 use crate::layout::Layout;
+use crate::numa::Alignment;
 use crate::request::{Ask, NumaDemand};
 use crate::shape::Shape;
 use crate::site::Site;
-use crate::snapshot::{ClassIx, NodeIx};
+use crate::snapshot::{Class, ClassIx, NodeIx, Pool};
 
 /// The devices of a plan.
 pub(super) struct Assigned {
@@ -88,14 +91,17 @@ fn on_node(
     known: &mut Known,
 ) -> Option<OnNode> {
     let exact = (survey.input.exact)(node)?;
-    let mut members: Vec<Vec<Devices>> =
-        counts.iter().map(|count| vec![Vec::new(); *count as usize]).collect();
     let mut resources: Vec<&ResourceName> = Vec::new();
     for (shape, _) in survey.shapes.iter().zip(counts).filter(|(_, count)| **count > 0) {
         resources.extend(shape.request.asks.iter().map(|ask| &ask.resource));
     }
     resources.sort_unstable();
     resources.dedup();
+    if are_one_by_one(&exact.class, resources.iter().copied(), counts.iter().sum()) {
+        return one_by_one(survey, &exact, counts, taken);
+    }
+    let mut members: Vec<Vec<Devices>> =
+        counts.iter().map(|count| vec![Vec::new(); *count as usize]).collect();
     let (mut gpus, mut slowest) = (taken, f64::INFINITY);
     for resource in resources {
         let (index, pool) = exact.class.pool(resource.as_str())?;
@@ -144,6 +150,60 @@ fn on_node(
     }
     let nics = exact.class.kind.rails(gpus);
     Some(OnNode { members, gpus, nics, slowest })
+}
+
+/// Whether kubelet aligns the devices of so many members in another way than those of one pod with all of their containers: the
+/// devices of several resources together, or those of a whole pod.
+fn are_one_by_one<'a>(
+    class: &Class,
+    resources: impl Iterator<Item = &'a ResourceName>,
+    members: u32,
+) -> bool {
+    let alignment = |resource: &ResourceName| class.pool(resource.as_str())?.1.alignment.as_deref();
+    let aligned: Vec<&Alignment> = resources.filter_map(alignment).collect();
+    aligned.len() > 1 || (members > 1 && aligned.iter().any(|alignment| alignment.is_of_pods()))
+}
+
+/// The devices of the members on a node, one member after the other.
+fn one_by_one(survey: &Survey<'_>, exact: &Exact<'_>, counts: &[u32], taken: GpuSet) -> Option<OnNode> {
+    let open = DevicesLeft::of(&exact.class, exact.class.pools.iter().map(|pool| pool.open.clone()));
+    let on = assign_in_order(survey, exact, counts, taken, open);
+    match survey.counting {
+        Counting::Open => on,
+        _ => on.or_else(|| {
+            let free = DevicesLeft::of(&exact.class, exact.class.pools.iter().map(|pool| pool.free.clone()));
+            assign_in_order(survey, exact, counts, taken, free)
+        }),
+    }
+}
+
+fn assign_in_order(
+    survey: &Survey<'_>,
+    exact: &Exact<'_>,
+    counts: &[u32],
+    taken: GpuSet,
+    mut left: DevicesLeft<'_>,
+) -> Option<OnNode> {
+    let mut on = OnNode { members: Vec::new(), gpus: taken, nics: NicSet::default(), slowest: f64::INFINITY };
+    for (shape, count) in survey.shapes.iter().zip(counts) {
+        let mut members = Vec::with_capacity(*count as usize);
+        for _ in 0..*count {
+            let mut member: Devices = Vec::new();
+            for (ask, (index, layout)) in shape.request.asks.iter().zip(left.assign(&shape.request)?) {
+                let ids = exact.ids.get(index)?;
+                let ids = layout.devices.iter().map(|device| ids.get(device).cloned().flatten());
+                member.push((ask.resource.clone(), ids.collect::<Option<Vec<DeviceId>>>()?));
+                on.slowest = on.slowest.min(layout.gbs.unwrap_or(f64::INFINITY));
+                if matches!(exact.class.pools.get(index)?.shape, Shape::Whole) {
+                    on.gpus = on.gpus | layout.devices.gpus();
+                }
+            }
+            members.push(member);
+        }
+        on.members.push(members);
+    }
+    on.nics = exact.class.kind.rails(on.gpus);
+    Some(on)
 }
 
 /// The best free set for all members of a node that is on some rails together with `taken`, and no slower than `floor`.
@@ -221,17 +281,28 @@ impl Survey<'_> {
         };
         let mut counts = vec![0; self.shapes.len()];
         counts[slot] = members;
+        let from =
+            |pool: &Pool| if self.counting == Counting::Open { pool.open.clone() } else { pool.free.clone() };
+        let resources = shape.request.asks.iter().map(|ask| &ask.resource);
+        let in_order = are_one_by_one(class, resources, members).then(|| {
+            let mut left = DevicesLeft::of(class, class.pools.iter().map(from));
+            (0..members).map_while(|_| left.assign(&shape.request)).for_each(drop);
+            left.free
+        });
         for ask in &shape.request.asks {
             let found = class.pool(ask.resource.as_str());
-            let Some((_, pool)) = found.filter(|(_, pool)| matches!(pool.shape, crate::shape::Shape::Whole))
-            else {
+            let Some((index, pool)) = found.filter(|(_, pool)| matches!(pool.shape, Shape::Whole)) else {
                 continue;
             };
             let site = class.site(pool, &[]).for_gangs();
             let free = if self.counting == Counting::Open { &pool.open } else { &pool.free };
-            let laid =
-                together(self, &ask.resource, &counts).and_then(|(ask, _)| Layout::best(site, free, &ask));
-            lost += laid.map_or(0.0, |laid| site.stranded(free, &laid.devices));
+            let taken = match &in_order {
+                Some(left) => left.get(index).map(|left| free - left),
+                None => together(self, &ask.resource, &counts)
+                    .and_then(|(ask, _)| Layout::best(site, free, &ask))
+                    .map(|laid| laid.devices),
+            };
+            lost += taken.map_or(0.0, |taken| site.stranded(free, &taken));
         }
         billionths(lost)
     }

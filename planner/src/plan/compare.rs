@@ -12,7 +12,7 @@ use super::diagnosis::level_name;
 use super::fill::{Filler, Run};
 use super::scope::{Place, Scope, places};
 use super::slices::Slices;
-use crate::quality::Quality;
+use crate::quality::{Quality, QualityPart};
 use crate::snapshot::NodeIx;
 
 /// What was chosen, and what it was compared by.
@@ -324,25 +324,23 @@ impl<'a> Chooser<'_, 'a> {
             Why::Slower { slot } => {
                 let slowest = |place| number(self.slowest(place, slot, choice.by.members_of(slot)));
                 let values = (slowest(loser.place), slowest(choice.place));
-                // Whole slices may need slower members than the fastest of a domain.
-                match values.0 == values.1 {
-                    true => of(DomainLoss::Link, None),
-                    false => of(DomainLoss::Bandwidth, Some(values).filter(|(there, chosen)| there < chosen)),
+                let equally_preferred =
+                    |there: Quality, own: &Quality| Quality { preferences: own.preferences, ..there };
+                let worst = self.worst_of_both(choice, loser, slot);
+                match worst.and_then(|(there, own)| equally_preferred(there, &own).decided_by(&own)) {
+                    Some(QualityPart::Link) => of(DomainLoss::Link, None),
+                    // Whole slices may need slower members than the fastest of a domain.
+                    _ => of(DomainLoss::Bandwidth, Some(values).filter(|(there, chosen)| there < chosen)),
                 }
             }
             Why::Preferred { slot } => {
-                let worst = |place| self.worst(place, slot, choice.by.members_of(slot));
-                let preferences = |place| worst(place).map(|quality| quality.preferences);
-                of(
-                    match (preferences(loser.place), preferences(choice.place)) {
-                        (Some(there), Some(own)) if there.model != own.model => DomainLoss::Model,
-                        (Some(there), Some(own)) if there.met == own.met && there.cost != own.cost => {
-                            DomainLoss::Cost
-                        }
-                        _ => DomainLoss::Preference,
-                    },
-                    None,
-                )
+                let worst = self.worst_of_both(choice, loser, slot);
+                let reason = match worst.and_then(|(there, own)| there.decided_by(&own)) {
+                    Some(QualityPart::Model) => DomainLoss::Model,
+                    Some(QualityPart::Cost) => DomainLoss::Cost,
+                    _ => DomainLoss::Preference,
+                };
+                of(reason, None)
             }
             Why::LeftOver(over) => {
                 let (own, loose) = match &choice.by {
@@ -419,6 +417,12 @@ impl<'a> Chooser<'_, 'a> {
     /// The last step of quality at which as much is had of what members prefer.
     fn floor(&self, tier: usize) -> usize {
         self.survey.grades().get(self.survey.grade(tier)).map_or(tier, |grade| grade.end - 1)
+    }
+
+    /// The quality of the worst member of a shape in the place of a loser and in the chosen one.
+    fn worst_of_both(&self, choice: &Choice<'_>, loser: Loser, slot: usize) -> Option<(Quality, Quality)> {
+        let worst = |place| self.worst(place, slot, choice.by.members_of(slot));
+        worst(loser.place).zip(worst(choice.place))
     }
 
     /// The bandwidth of the worst of so many members of a shape in a place, if the best are taken; MB/s.

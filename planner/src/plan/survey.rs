@@ -12,17 +12,18 @@ use gantry_gang::protocol::{Obstacle, PlanRequest, ShapeId};
 use gantry_gang::{DomainIx, Fabric, Resources};
 
 use super::demand::Demand;
+use super::devices_left::DevicesLeft;
 use super::rules::{Apart, Near, Rules};
 use super::skew::Skew;
 use crate::decide;
 use crate::devices::DeviceSet;
 use crate::input::{PlacementRules, PlanInput, Room, Shape};
-use crate::layout::Layout;
-use crate::numa::{Alignment, NumaNode};
+use crate::kind::Spot;
+use crate::layout::{Layout, Offer};
+use crate::numa::NumaNode;
 use crate::placement::PlacementRequest;
 use crate::quality::{Gathered, Quality};
 use crate::request::{Ask, Request};
-use crate::site::Site;
 use crate::snapshot::{Class, NodeIx, Pool, Standing};
 
 /// Which devices count as free.
@@ -502,24 +503,10 @@ fn fitting(class: &Class, shape: &Shape, counting: Counting, most: u32) -> u32 {
             false => Cow::Owned(alignment.with_free(NumaNode::unoccupied)),
         })
     });
-    let mut alignments: Vec<Option<Cow<'_, Alignment>>> = alignments.collect();
-    let mut free: Vec<DeviceSet> = class.pools.iter().map(free).collect();
-    let mut take = |ask: &Ask| {
-        let (index, pool) = class.pool(ask.resource.as_str())?;
-        let cut = class.cut_beside(index);
-        let (free, alignment) = (free.get_mut(index)?, alignments.get_mut(index)?);
-        let site = Site { alignment: alignment.as_deref(), ..class.site(pool, &cut).for_gangs() };
-        let layout = Layout::best(site, free, ask)?;
-        // Only CPUs and memory change it.
-        let counted = site.alignment.filter(|known| known.counts(&ask.numa));
-        if let Some(after) = counted.and_then(|known| known.after(free, ask, &layout.blocks)) {
-            *alignment = Some(Cow::Owned(after));
-        }
-        free.remove(&layout.devices);
-        Some(())
-    };
-    let mut fitting = (0..most).take_while(|_| shape.request.asks.iter().all(|ask| take(ask).is_some()));
-    u32::try_from(fitting.by_ref().count()).unwrap_or(u32::MAX)
+    let mut left =
+        DevicesLeft { class, free: class.pools.iter().map(free).collect(), alignments: alignments.collect() };
+    let fitting = (0..most).take_while(|_| left.assign(&shape.request).is_some());
+    u32::try_from(fitting.count()).unwrap_or(u32::MAX)
 }
 
 /// The quality of each next member's devices, never rising.
@@ -529,20 +516,24 @@ fn reach(class: &Class, shape: &Shape, counting: Counting, members: u32) -> Vec<
         .iter()
         .map(|pool| if counting == Counting::Open { pool.open.clone() } else { pool.free.clone() })
         .collect();
+    let cuts: Vec<Vec<Spot>> = shape.request.asks.iter().map(|ask| class.cut_for(ask)).collect();
     let mut reach: Vec<Quality> = Vec::new();
     for _ in 0..members {
         let mut gathered = Gathered::new(&shape.request.placement);
-        for ask in &shape.request.asks {
-            let Some((index, pool)) = class.pool(ask.resource.as_str()) else {
-                return reach;
-            };
-            let cut = class.cut_beside(index);
-            let site = class.site(pool, &cut).for_gangs();
-            let Some(layout) = Layout::best(site, &free[index], ask) else {
-                return reach;
-            };
+        let each = shape.request.asks.iter().zip(&cuts).map(|(ask, cut)| {
+            let (index, pool) = class.pool(ask.resource.as_str())?;
+            Some((index, Offer { site: class.site(pool, cut).for_gangs(), free: free.get(index)?, ask }))
+        });
+        let each = each.collect::<Option<Vec<_>>>().unwrap_or_default();
+        let (indices, offers): (Vec<usize>, Vec<Offer<'_>>) = each.into_iter().unzip();
+        let Some(layouts) = Layout::best_of_all(&offers).filter(|layouts| !layouts.is_empty()) else {
+            return reach;
+        };
+        for (offer, layout) in offers.iter().zip(&layouts) {
+            gathered.add(offer.site, layout);
+        }
+        for (index, layout) in indices.into_iter().zip(&layouts) {
             free[index].remove(&layout.devices);
-            gathered.add(site, &layout);
         }
         if !gathered.exchanges() && !shape.request.placement.has_preferences() {
             return Vec::new();

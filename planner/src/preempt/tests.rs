@@ -79,7 +79,7 @@ fn end_of_a_pod_returns_its_cpus_and_memory() {
         |free: [u32; 2]| Arc::new(alignment.with_free(|known| node(known.node, free[known.node as usize])));
     let four = |container| {
         let needs = NumaNeeds { cpus: 4, memory: 4 };
-        NumaDemand { container, needs, ..NumaDemand::none(0) }
+        NumaDemand { container, has_devices: container.is_some(), needs, ..NumaDemand::none(0) }
     };
     assert_eq!(free_after("0,1", &[four(Some(0))]), with([5, 6]));
     assert_eq!(free_after("4", &[four(Some(0))]), with([1, 8]));

@@ -14,7 +14,8 @@ use crate::index::node::Node;
 use crate::index::occupancy::GangReservation;
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::inventory::Pool;
-use gantry_planner::layout::Layout;
+use gantry_planner::kind::Spot;
+use gantry_planner::layout::{Layout, Offer};
 use gantry_planner::request::{Ask, Request};
 use gantry_planner::snapshot::NodeIx;
 
@@ -374,17 +375,13 @@ impl Node {
         pod: &str,
     ) -> Option<Vec<Layout>> {
         let class = self.exact_for(pod)?;
-        let mut layouts = Vec::with_capacity(request.asks.len());
-        for ask in &request.asks {
+        let cuts: Vec<Vec<Spot>> = request.asks.iter().map(|ask| class.cut_for(ask)).collect();
+        let offers = request.asks.iter().zip(&cuts).map(|(ask, cut)| {
             let (index, pool) = class.pool(ask.resource.as_str())?;
-            let devices = sets.get(index)?;
-            if devices.len() != ask.devices as usize {
-                return None;
-            }
-            let cut = class.cut_beside(index);
-            layouts.push(Layout::best(class.site(pool, &cut), devices, ask)?);
-        }
-        Some(layouts)
+            let devices = sets.get(index).filter(|devices| devices.len() == ask.devices as usize)?;
+            Some(Offer { site: class.site(pool, cut), free: devices, ask })
+        });
+        Layout::best_of_all(&offers.collect::<Option<Vec<_>>>()?)
     }
 
     /// The devices of a pool in binds and reservations of others.

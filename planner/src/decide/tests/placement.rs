@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use gantry_api::{KubeletTopology, TopologyManagerPolicy};
+use gantry_api::{KubeletTopology, TopologyManagerPolicy, TopologyManagerScope};
 use gantry_topology::{LinkClass, Machine, MachineParts, PathClass, PathMatrix};
 use proptest::prelude::*;
 
 use crate::decide::{Policy, judge, score};
 use crate::devices::DeviceSet;
-use crate::fixtures::{GPU, bridged, kind, plain, request, set, switched};
+use crate::fixtures::{GPU, bridged, kind, plain, request, request_of_two, set, slices, switched};
 use crate::layout::Layout;
 use crate::numa::Alignment;
 use crate::placement::{PlacementRequest, SetTerms};
@@ -94,6 +94,53 @@ fn topology_manager_refusal_is_named() {
     insta::assert_snapshot!(refusal(&class, &request(5)), @"the Topology Manager (single-numa-node) would refuse 5 devices: 4 + 4 are free by NUMA node");
     assert!(judge(&class, &request(4)).is_ok());
     assert!(judge(&aligned(class, TopologyManagerPolicy::Restricted), &request(5)).is_ok());
+}
+
+/// A node whose GPU 7, on the second NUMA node, is partitioned into two MIG devices. Of the others these are free.
+fn partitioned(free: &str, policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> Class {
+    let mut class = class(&switched(), "", free);
+    let both = DeviceSet::range(0, 2);
+    let slices = slices(&[(7, 0, 4), (7, 4, 4)]);
+    let mig = Pool {
+        resource: MIG.into(),
+        shape: slices,
+        free: both.clone(),
+        open: both,
+        ..class.pools[0].clone()
+    };
+    class.pools.push(mig);
+    let kubelet = KubeletTopology { policy, scope, ..KubeletTopology::default() };
+    let of_gpus: Vec<Option<u32>> = (0..8).map(|gpu| Some(gpu / 4)).collect();
+    for (pool, numa) in class.pools.iter_mut().zip([&of_gpus[..], &[Some(1), Some(1)]]) {
+        pool.alignment = Alignment::new(&kubelet, numa).map(Arc::new);
+    }
+    class
+}
+
+const MIG: &str = "nvidia.com/mig-3g.40gb";
+
+#[test]
+fn devices_of_two_resources_share_a_numa_node() {
+    let (single, restricted) = (TopologyManagerPolicy::SingleNumaNode, TopologyManagerPolicy::Restricted);
+    let (container, pod) = (TopologyManagerScope::Container, TopologyManagerScope::Pod);
+    let together = request_of_two([GPU, MIG], &[[1, 1]]);
+    let layouts = |class: &Class| score(class, &together, &[], Policy::Pack).map(|(_, layouts)| layouts);
+    for (policy, scope) in [(single, container), (single, pod), (restricted, container), (restricted, pod)] {
+        let layouts = layouts(&partitioned("0-4", policy, scope)).unwrap();
+        assert_eq!(layouts[0].devices, DeviceSet::from(set("4")));
+    }
+    let lower = partitioned("0-3", single, container);
+    assert_eq!(layouts(&lower), None);
+    insta::assert_snapshot!(refusal(&lower, &together), @"the Topology Manager (single-numa-node) would refuse 1 nvidia.com/gpu and 1 nvidia.com/mig-3g.40gb together: 4 + 0 and 0 + 2 are free by NUMA node");
+    let apart = request_of_two([GPU, MIG], &[[1, 0], [0, 1]]);
+    assert!(judge(&lower, &apart).is_ok());
+    insta::assert_snapshot!(refusal(&partitioned("0-3", single, pod), &apart), @"the Topology Manager (single-numa-node) would refuse 1 nvidia.com/gpu and 1 nvidia.com/mig-3g.40gb together: 4 + 0 and 0 + 2 are free by NUMA node");
+    let both = request_of_two([GPU, MIG], &[[5, 1]]);
+    insta::assert_snapshot!(refusal(&partitioned("0-6", restricted, container), &both), @"the Topology Manager (restricted) would refuse 5 nvidia.com/gpu and 1 nvidia.com/mig-3g.40gb together: they need 2 and 1 NUMA nodes, not the same ones");
+    assert!(judge(&partitioned("0-6", TopologyManagerPolicy::BestEffort, container), &both).is_ok());
+    // Of the GPUs alone there is another reason.
+    let two = request_of_two([GPU, MIG], &[[5, 1]]);
+    insta::assert_snapshot!(refusal(&partitioned("0-6", single, container), &two), @"the Topology Manager (single-numa-node) would refuse 5 devices: 4 + 3 are free by NUMA node");
 }
 
 #[test]

@@ -3,26 +3,31 @@
 use std::sync::Arc;
 
 use gantry_api::placement::DomainLoss;
-use gantry_api::{KubeletTopology, TopologyManagerPolicy};
+use gantry_api::{KubeletTopology, TopologyManagerPolicy, TopologyManagerScope};
 use gantry_gang::protocol::{Obstacle, ShapeId};
 use proptest::prelude::*;
 
 use super::world::{World, gang};
 use crate::devices::DeviceSet;
-use crate::fixtures::{bridged, plain};
+use crate::fixtures::{GPU, bridged, plain, request_of_two, set};
 use crate::kind::Kinds;
 use crate::numa::Alignment;
 use crate::placement::PlacementRequest;
-use crate::snapshot::Standing;
+use crate::snapshot::{Pool, Standing};
 
 fn aligned(world: &mut World) {
-    let kubelet =
-        KubeletTopology { policy: TopologyManagerPolicy::SingleNumaNode, ..KubeletTopology::default() };
+    aligned_in(world, TopologyManagerScope::Container);
+}
+
+/// The GPUs of each pool are on two NUMA nodes, four and four.
+fn aligned_in(world: &mut World, scope: TopologyManagerScope) {
+    let policy = TopologyManagerPolicy::SingleNumaNode;
+    let kubelet = KubeletTopology { policy, scope, ..KubeletTopology::default() };
     let numa: Vec<Option<u32>> = (0..8).map(|gpu| Some(gpu / 4)).collect();
     let alignment = Alignment::new(&kubelet, &numa).map(Arc::new);
     for class in Arc::make_mut(&mut world.snapshot.classes) {
         if let Standing::Ours(class) = Arc::make_mut(class) {
-            class.pools[0].alignment.clone_from(&alignment);
+            class.pools.iter_mut().for_each(|pool| pool.alignment.clone_from(&alignment));
         }
     }
 }
@@ -153,6 +158,43 @@ fn members_are_counted_as_kubelet_admits_them() {
     assert_eq!(world.line(&gang(&[(4, three)])), "rack r1: a[0,1,2 4,5,6] b[0,1,2 4,5,6]");
     assert!(world.plan(&gang(&[(5, three)])).is_err());
 }
+
+/// Kubelet aligns each member by itself, not all members of a node together.
+#[test]
+fn members_are_aligned_one_by_one_in_scope_pod() {
+    let mut world = World::new();
+    world.node("z1/r1", "a", "0,1,2,3,4,5,6,7");
+    let four = world.shape(4);
+    aligned_in(&mut world, TopologyManagerScope::Pod);
+    assert_eq!(world.line(&gang(&[(2, four)])), "node a: a[0,1,2,3 4,5,6,7]");
+}
+
+/// The GPUs of another resource that are free are on the second NUMA node of `a`, and on both of `b`.
+#[test]
+fn members_with_two_resources_are_aligned_together() {
+    let mut world = World::new();
+    for (name, free) in [("a", set("4,5")), ("b", set("0,4"))] {
+        world.node_of("z1/r1", name, |class| {
+            let free = DeviceSet::from(free);
+            let other =
+                Pool { resource: OTHER.into(), free: free.clone(), open: free, ..class.pools[0].clone() };
+            class.pools.push(other);
+        });
+    }
+    let both = world.asking(request_of_two([GPU, OTHER], &[[1, 1]]));
+    let three = world.asking(request_of_two([GPU, OTHER], &[[3, 1]]));
+    let two = world.asking(request_of_two([GPU, OTHER], &[[1, 2]]));
+    for scope in [TopologyManagerScope::Container, TopologyManagerScope::Pod] {
+        aligned_in(&mut world, scope);
+        assert_eq!(world.line(&gang(&[(2, both)])), "node a: a[4 5]", "{scope:?}");
+        assert_eq!(world.line(&gang(&[(2, three)])), "node b: b[0,1,2 4,5,6]");
+        assert_eq!(world.line(&gang(&[(3, three)])), "rack r1: a[4,5,6] b[0,1,2 4,5,6]");
+        assert_eq!(world.line(&gang(&[(1, two)])), "node a: a[4]");
+        assert!(world.plan(&gang(&[(2, two)])).is_err());
+    }
+}
+
+const OTHER: &str = "example.com/gpu";
 
 #[test]
 fn members_get_the_link_that_they_require() {

@@ -16,6 +16,7 @@ use crate::fixtures::{GPU, kind, request, switched};
 use crate::input::{EFFORT, Exact, PlacementRules, PlanInput, Room, Shape};
 use crate::kind::Kind;
 use crate::plan::{Diagnosis, explain, plan};
+use crate::request::Request;
 use crate::snapshot::{Class, ClassIx, NodeIx, Pool, ScoreCache, Snapshot, Standing};
 
 pub(crate) struct World {
@@ -158,6 +159,13 @@ impl World {
         ShapeId(u32::try_from(self.shapes.len() - 1).unwrap())
     }
 
+    /// Members with this request.
+    pub(crate) fn asking(&mut self, request: Arc<Request>) -> ShapeId {
+        let shape = self.shape(0);
+        self.shapes[shape.0 as usize].request = request;
+        shape
+    }
+
     pub(crate) fn fabric(&self) -> Fabric {
         Fabric::build(self.levels.clone(), self.rooms.iter().map(|room| room.facts.as_deref()))
     }
@@ -183,7 +191,8 @@ impl World {
         let fabric = self.fabric();
         let exact = |node: NodeIx| match self.snapshot.standing(node) {
             Standing::Ours(class) => {
-                Some(Exact { class: class.clone(), ids: vec![self.ids[node.0 as usize].as_slice()] })
+                let ids = vec![self.ids[node.0 as usize].as_slice(); class.pools.len()];
+                Some(Exact { class: class.clone(), ids })
             }
             _ => None,
         };
