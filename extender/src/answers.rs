@@ -97,14 +97,14 @@ pub fn gang(
 
 /// The waiting gangs: first `queue`, the order in which they are planned, then those that wait by their status only.
 pub fn queue(store: &Store, queue: &[Arc<GangKey>]) -> Vec<GangStanding> {
-    let others = store.read(|index| index.waiting_outside(queue));
+    let others = store.read(|index| index.gangs().waiting_outside(queue));
     let queued = queue.iter().zip(1..).map(|(key, position)| (key, Some(position)));
     let keys: Vec<_> = queued.chain(others.iter().map(|key| (key, None))).collect();
     let mut gangs = Vec::with_capacity(keys.len());
     for part in keys.chunks(GANGS) {
         let part = part.iter();
         store.read(|index| {
-            gangs.extend(part.filter_map(|(key, position)| index.gang_standing(key, *position)));
+            gangs.extend(part.filter_map(|(key, position)| index.gangs().standing(key, *position)));
         });
         std::thread::sleep(PAUSE);
     }
@@ -129,8 +129,8 @@ impl Names {
 
     fn of_gangs(store: &Store, namespace: &str, name: &str) -> Self {
         store.read(|index| Self {
-            elsewhere: index.namespace_of_gang(name).cloned(),
-            known: index.gang_names(namespace),
+            elsewhere: index.gangs().namespace_of(name).cloned(),
+            known: index.gangs().names(namespace),
         })
     }
 

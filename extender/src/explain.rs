@@ -175,9 +175,9 @@ fn uncalled(index: &Index) -> Vec<(Address, Cause)> {
     let short = index.insufficient_pods().into_iter().filter_map(|short| {
         let pod = index.pod(short.pod.as_str());
         let request = || pod?.request.clone().ok();
-        let cause = match index.why_waits(&short.pod) {
+        let cause = match index.gangs().why_waits(&short.pod) {
             Some(why) => Cause::Gang(why),
-            None => match index.node_kept_for(&short.pod) {
+            None => match index.gangs().node_kept_for(&short.pod) {
                 Some(node) => Cause::Place(node.clone(), request()?),
                 None => Cause::Devices(request()?, Arc::clone(&pod?.needs)),
             },
@@ -185,7 +185,7 @@ fn uncalled(index: &Index) -> Vec<(Address, Cause)> {
         Some((address(short.pod)?, cause))
     });
     let gated = index.gated().into_iter().filter_map(|uid| {
-        let why = index.why_waits(&uid)?;
+        let why = index.gangs().why_waits(&uid)?;
         Some((address(uid)?, Cause::Gang(why)))
     });
     short.chain(gated).collect()

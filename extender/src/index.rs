@@ -11,6 +11,8 @@
 mod activation;
 mod affinity_index;
 mod disruption_budgets;
+mod event_clock;
+mod facts;
 mod gangs;
 mod holds;
 mod idle;
@@ -38,18 +40,20 @@ mod verbs;
 mod victim_search;
 mod volume_table;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{NodeName, PodUid, ResourceName};
-use gantry_gang::protocol::{Now, Settings, Stage, Withheld};
-use gantry_gang::{Fabric, Levels, NodeFacts};
+use gantry_api::{GangStatus, NodeName, PodUid, ResourceName};
+use gantry_gang::protocol::{
+    Blocker, CommitFailure, GangEvent, Holder, Now, Object, Settings, Stage, WatchedOwner, Withheld, Work,
+};
+use gantry_gang::{Fabric, GangKey, Levels, Needs, NodeFacts, OwnerFacts, OwnerRef};
 
 pub use disruption_budgets::{Disruptions, PartialBudget};
 pub use gangs::{
-    Awaited, Belongs, Called, GangReport, GangReservations, GangStanding, GangTotals, GangView, MemberStage,
-    MemberView, PlaceView, ReportedStatus, Trial,
+    Awaited, Belongs, Called, GangReport, GangReservations, GangStanding, GangTotals, GangView, GangViews,
+    MemberStage, MemberView, PlaceView, ReportedStatus, Trial,
 };
 pub use holds::HOLD;
 pub use idle::{IdleCause, IdleKey, IdleTotals, SET_SIZES};
@@ -69,21 +73,19 @@ pub use verbs::{BindStep, CalledPod, ReadPod, SchedulingCall, Undecided};
 use crate::ledger::FaultKind;
 use crate::pod::{OtherPod, PodFacts};
 use crate::watched::Watched;
-use disruption_budgets::DisruptionBudgets;
+use facts::Facts;
+use gangs::GangIndex;
 use gantry_planner::decide::{ForeignNodes, Options};
 use gantry_planner::input::Room;
 use gantry_planner::inventory::Inventory;
-use gantry_planner::snapshot::{NodeIx, NominatedRequest, NominatedRequests, Snapshot};
+use gantry_planner::request::Request;
+use gantry_planner::snapshot::{NodeIx, Snapshot};
 pub use ignored_requests::IgnoredRequest;
 use ignored_requests::IgnoredRequests;
-use list_tracker::{List, ListTracker};
-use node_resources_table::{NodeResourcesTable, PodRecord};
-use node_table::NodeTable;
-use pod_store::PodStore;
-use reservations::Reservations;
-use scheduler_set::SchedulerSet;
-use unschedulable_queue::UnschedulableQueue;
-use volume_table::{Claim, VolumeTable};
+use inspection::InspectedNodes;
+use list_tracker::List;
+use node_resources_table::PodRecord;
+use volume_table::Claim;
 pub use volume_table::{Volume, VolumeClaim};
 
 /// How long the devices of a pod that disappeared before its end was observed stay taken, at least. Kubelet hands them
@@ -104,127 +106,114 @@ pub const UNSURE: Duration = Duration::from_secs(65);
 /// The state. See the head of this module.
 #[derive(Debug)]
 pub struct Index {
-    options: Options,
-    nodes: NodeTable,
-    pods: PodStore,
-    reservations: Reservations,
+    facts: Facts,
     ignored_requests: IgnoredRequests,
-    unschedulable: UnschedulableQueue,
-    lists: ListTracker,
-    resources: NodeResourcesTable,
-    volumes: VolumeTable,
-    gangs: gangs::GangIndex,
-    schedulers: SchedulerSet,
-    budgets: DisruptionBudgets,
+    gangs: GangIndex,
     /// Something changed that a snapshot shows.
     changed: bool,
-    /// The current time, and the time when both clocks were last set together.
-    now: Now,
-    origin: Now,
-    /// A moment of both clocks that stays the same while they advance equally: times in texts do not vary by a second.
-    epoch: Now,
     /// When the API server last answered, and since when without a gap.
     contact: Option<(Instant, Instant)>,
-    published: Arc<Snapshot>,
 }
 
 impl Index {
     /// An empty index. `run` distinguishes the plans of this process from those of an earlier one.
     pub fn new(options: Options, watched: &Watched, run: String) -> Self {
-        let begin = Now { at: Instant::now(), unix: 0 };
         let settings = Settings { identity: run.as_str().into(), ..Settings::default() };
         Self {
-            options,
-            nodes: NodeTable::new(watched),
-            pods: PodStore::default(),
-            reservations: Reservations::new(run),
+            facts: Facts::new(options, watched, run),
             ignored_requests: IgnoredRequests::default(),
-            unschedulable: UnschedulableQueue::default(),
-            lists: ListTracker::default(),
-            resources: NodeResourcesTable::default(),
-            volumes: VolumeTable::default(),
-            gangs: gangs::GangIndex::new(settings),
-            schedulers: SchedulerSet::default(),
-            budgets: DisruptionBudgets::default(),
+            gangs: GangIndex::new(settings),
             changed: true,
-            now: begin,
-            origin: begin,
-            epoch: begin,
             contact: None,
-            published: Arc::default(),
         }
+    }
+
+    /// Sets the settings of gangs. Before any event.
+    pub fn set_gangs(&mut self, settings: Settings) {
+        self.gangs = GangIndex::new(settings);
+    }
+
+    /// Sets whether gangs are planned. A command that only looks may list the waiting gangs first.
+    pub fn set_planning(&mut self, planning: bool) {
+        self.gangs.set_planning(planning);
+    }
+
+    /// This process is a command that only looks.
+    pub fn only_look(&mut self) {
+        self.gangs.only_look();
+    }
+
+    /// Whether this process decides.
+    pub fn is_leading(&self) -> bool {
+        self.gangs.is_leading()
+    }
+
+    /// This process decides from now on: gangs are adopted from what the cluster shows, written decisions included.
+    pub fn lead(&mut self) {
+        self.gangs.lead(&mut self.facts);
+    }
+
+    /// This process no longer decides: reservations of undecided gangs are released, and no call is answered and no gang planned until
+    /// [`Index::lead`].
+    pub fn stand_down(&mut self) {
+        self.gangs.stand_down(&mut self.facts);
     }
 
     /// Sets the schedulers that call this extender. Before any event.
     pub fn set_schedulers(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
-        self.schedulers = names.into_iter().collect();
+        self.facts.schedulers = names.into_iter().collect();
     }
 
     /// Sets the levels of the fabric. Before any event.
     pub fn set_fabric(&mut self, levels: Levels) {
-        self.resources.set_levels(levels);
+        self.facts.resources.set_levels(levels);
     }
 
     /// Sets the current time. The index never reads a clock: what happens at one moment happens between two calls of
     /// this.
     pub fn at(&mut self, now: Now) {
-        // Before the first call neither clock is known.
-        if now.at >= self.now.at || self.now.unix == 0 {
-            self.now = now;
-            self.origin = now;
-            let passed = now.at.saturating_duration_since(self.epoch.at).as_secs();
-            if self.epoch.unix.saturating_add_unsigned(passed).abs_diff(now.unix) > 1 {
-                self.epoch = now;
-            }
-        }
+        self.facts.clock.set(now);
     }
 
     /// The current time.
     pub fn now(&self) -> Now {
-        self.now
-    }
-
-    /// Sets the current time by one clock only: the other is assumed to have advanced equally.
-    fn moment(&mut self, now: Instant) {
-        if now > self.now.at {
-            let passed = now.saturating_duration_since(self.origin.at).as_secs();
-            self.now = Now { at: now, unix: self.origin.unix.saturating_add_unsigned(passed) };
-        }
+        self.facts.clock.now()
     }
 
     /// The facts may be old: nothing is decided before every source is listed again.
     pub fn relist(&mut self) {
-        self.lists.restart();
-        self.unsync_gangs();
+        self.facts.lists.restart();
+        self.gangs.unsync(&mut self.facts);
     }
 
     /// A list begins: what it does not name is gone.
     pub fn list_begins(&mut self, now: Instant, source: Source) {
-        self.lists.begin(now, source);
+        self.facts.lists.begin(now, source);
     }
 
     /// A list is complete.
     pub fn list_ends(&mut self, now: Instant, source: Source) {
-        self.moment(now);
-        let Some(List { since, names, unread }) = self.lists.end(source) else {
+        self.facts.clock.advance(now);
+        let Some(List { since, names, unread }) = self.facts.lists.end(source) else {
             return;
         };
         match source {
             Source::Pods => {
-                for uid in self.pods.missing_from(&names) {
+                for uid in self.facts.pods.missing_from(&names) {
                     self.pod_deleted(now, &uid, None);
                 }
-                for uid in self.resources.missing_from(&names) {
+                for uid in self.facts.resources.missing_from(&names) {
                     self.other_pod_gone(&uid);
                 }
-                self.members_listed(&names);
-                let mut restored = self.reservations.pods_listed(now, &mut self.nodes, since, &names);
-                restored.extend(self.gone_before(since));
+                self.gangs.pods_listed(&self.facts, &names);
+                let mut restored =
+                    self.facts.reservations.pods_listed(now, &mut self.facts.nodes, since, &names);
+                restored.extend(self.gangs.gone_before(since));
                 restored.retain(|uid| !unread.contains(uid.as_str()));
                 self.renew(restored);
             }
             Source::Nodes | Source::GpuNodes => {
-                let missing = self.nodes.iter().map(|(_, node)| node.name());
+                let missing = self.facts.nodes.iter().map(|(_, node)| node.name());
                 let missing: Vec<NodeName> =
                     missing.filter(|name| !names.contains(name.as_str())).cloned().collect();
                 for name in missing {
@@ -234,90 +223,85 @@ impl Index {
                     }
                 }
             }
-            Source::Gangs => self.gangs_listed(&names),
+            Source::Gangs => self.gangs.objects_listed(self.facts.clock.now(), &names),
         }
-        self.lists.set_synced(source);
+        self.facts.lists.set_synced(source);
     }
 
     /// A list shows pods as they were before binds found them bound or gone: etcd was restored to a backup. From here on
     /// these are new pods, and what they may have held is in quarantine.
     fn renew(&mut self, pods: Vec<PodUid>) {
         for uid in pods {
-            let pod = self.pods.get(&uid).filter(|pod| pod.node.is_none());
+            let pod = self.facts.pods.get(&uid).filter(|pod| pod.node.is_none());
             if let Some(pod) = pod.map(|pod| PodFacts::clone(pod)) {
-                self.pod_deleted(self.now.at, &uid, None);
+                self.pod_deleted(self.facts.clock.now().at, &uid, None);
                 self.set_pod(pod);
             }
         }
     }
 
-    fn is_synced(&self) -> bool {
-        self.lists.is_synced()
-    }
-
     /// A pod that asks for watched resources was observed.
     pub fn pod_applied(&mut self, pod: PodFacts) {
-        self.lists.observe(Source::Pods, pod.uid.as_str());
+        self.facts.lists.observe(Source::Pods, pod.uid.as_str());
         self.set_pod(pod);
     }
 
     /// Sets a pod as it is now. It need not exist any more: only what the API server sends counts as seen while pods
     /// are listed.
     fn set_pod(&mut self, mut pod: PodFacts) {
-        let known = self.pods.get(&pod.uid);
+        let known = self.facts.pods.get(&pod.uid);
         if known.is_some_and(|known| known.node.is_some() && known.node != pod.node) {
             // Only a restored etcd takes a Binding back. From here on this is a new pod, and what it held is in
             // quarantine.
             let uid = pod.uid.clone();
-            self.pod_deleted(self.now.at, &uid, None);
+            self.pod_deleted(self.facts.clock.now().at, &uid, None);
         }
         if pod.grant.is_some() {
             self.observe_granted(&pod.scheduler);
         }
         self.note_ignored_request(&pod);
-        self.keep_membership(&pod.uid, &mut pod.membership);
-        self.complete_needs(&mut pod);
+        self.gangs.keep_membership(&pod.uid, &mut pod.membership);
+        self.facts.complete_needs(&mut pod);
         let uid = pod.uid.clone();
-        let node = pod.node.as_ref().map(|node| self.nodes.number(node));
+        let node = pod.node.as_ref().map(|node| self.facts.nodes.number(node));
         match pod.terminal {
-            true => self.resources.remove(&uid),
-            false => self.resources.insert(uid.clone(), PodRecord::of_pod(&pod, node)),
+            true => self.facts.resources.remove(&uid),
+            false => self.facts.resources.insert(uid.clone(), PodRecord::of_pod(&pod, node)),
         }
-        let before = self.pods.get(&uid).cloned();
+        let before = self.facts.pods.get(&uid).cloned();
         if before.as_deref() == Some(&pod) {
             return;
         }
         if let Some(node) = node {
-            self.reservations.pod_bound(&mut self.nodes, &uid);
-            self.reservations.drop_hold(&mut self.nodes, &uid);
-            self.unschedulable.forget(&uid);
-            if let Some(occupancy) = self.nodes.occupancy_mut(node) {
+            self.facts.reservations.pod_bound(&mut self.facts.nodes, &uid);
+            self.facts.reservations.drop_hold(&mut self.facts.nodes, &uid);
+            self.facts.unschedulable.forget(&uid);
+            if let Some(occupancy) = self.facts.nodes.occupancy_mut(node) {
                 occupancy.set_pod(&uid, !pod.terminal);
             }
             if before.as_ref().is_none_or(|before| before.node.is_none()) {
-                self.pod_came(&pod);
+                self.gangs.pod_came(&pod);
             }
         }
         if let Some(node) = node.filter(|_| pod.refused_by_topology)
-            && let Some(inventory) = self.nodes.refused_by_topology(node)
+            && let Some(inventory) = self.facts.nodes.refused_by_topology(node)
         {
             self.set_inventory(node, Some(inventory));
         }
-        self.note_waiting(&pod);
-        self.tell_pod(&pod);
+        self.gangs.pod_seen(&self.facts, &pod);
         if pod.terminal {
-            self.unschedulable.forget(&uid);
-            self.reservations.drop_hold(&mut self.nodes, &uid);
-            self.pods.remove(&uid);
+            self.facts.unschedulable.forget(&uid);
+            self.facts.reservations.drop_hold(&mut self.facts.nodes, &uid);
+            self.facts.pods.remove(&uid);
             return;
         }
         self.observe_waiting(&pod);
-        self.pods.insert(pod);
+        self.facts.pods.insert(pod);
     }
 
     /// Records request annotations that were changed while the pod is bound, and those without effect on a member of a gang.
     fn note_ignored_request(&mut self, pod: &PodFacts) {
-        let before = self.pods.get(&pod.uid).filter(|before| before.node.is_some() && !pod.terminal);
+        let before = self.facts.pods.get(&pod.uid).filter(|before| before.node.is_some() && !pod.terminal);
         let changed = before.and_then(|before| pod.written.changed_while_bound(&before.written));
         let is_waiting_member = pod.membership.is_some() && pod.node.is_none() && !pod.terminal;
         let of_member = || pod.written.of_gang_member().filter(|_| is_waiting_member);
@@ -360,101 +344,93 @@ impl Index {
         self.ignored_requests.retry(notice);
     }
 
-    /// Adds to a pod's needs the reach of its volumes, and those of its labels that are in terms.
-    fn complete_needs(&mut self, pod: &mut PodFacts) {
-        let volumes = self.volumes.of(pod);
-        pod.needs = self.resources.completed(&pod.needs, &pod.profile, volumes);
-    }
-
     fn observe_waiting(&mut self, pod: &PodFacts) {
-        if self.schedulers.other_scheduler_of(pod).is_some() {
-            self.unschedulable.forget(&pod.uid);
+        if self.facts.schedulers.other_scheduler_of(pod).is_some() {
+            self.facts.unschedulable.forget(&pod.uid);
         } else {
-            let is_single = self.goes_by_itself(pod);
-            self.unschedulable.observe(self.now.at, pod, is_single);
+            let is_single = gangs::goes_by_itself(self.gangs.gangs(), pod);
+            self.facts.unschedulable.observe(self.facts.clock.now().at, pod, is_single);
         }
     }
 
     /// A pod was deleted. `last` is its last state, if the watch sent it.
     pub fn pod_deleted(&mut self, now: Instant, uid: &PodUid, last: Option<PodFacts>) {
-        self.moment(now);
+        self.facts.clock.advance(now);
         if let Some(last) = last.filter(|last| last.uid == *uid) {
             self.set_pod(last);
         }
-        self.depart(uid);
-        self.tell_gone(uid);
+        self.gangs.pod_gone(&self.facts, uid);
         self.ignored_requests.forget(uid);
-        self.resources.remove(uid);
-        self.unschedulable.forget(uid);
-        self.reservations.drop_hold(&mut self.nodes, uid);
-        self.reservations.pod_deleted(now, &mut self.nodes, uid);
-        let Some(pod) = self.pods.get(uid).cloned() else {
+        self.facts.resources.remove(uid);
+        self.facts.unschedulable.forget(uid);
+        self.facts.reservations.drop_hold(&mut self.facts.nodes, uid);
+        self.facts.reservations.pod_deleted(now, &mut self.facts.nodes, uid);
+        let Some(pod) = self.facts.pods.get(uid).cloned() else {
             return;
         };
-        if let Some(node) = pod.node.as_ref().and_then(|node| self.nodes.find(node.as_str())) {
+        if let Some(node) = self.facts.node_of(&pod) {
             // What it held by the newest facts, while it is still in the store.
             self.settle_node(node);
-            self.nodes.remove_pod(now, node, &pod);
+            self.facts.nodes.remove_pod(now, node, &pod);
         }
-        self.pods.remove(uid);
+        self.facts.pods.remove(uid);
     }
 
     /// A pod of which nothing can be read any more was observed: it stays as it is known.
     pub fn pod_unread(&mut self, uid: &PodUid) {
-        self.lists.observe_unread(Source::Pods, uid.as_str());
+        self.facts.lists.observe_unread(Source::Pods, uid.as_str());
     }
 
     /// Drops values that no object has any more.
     pub fn sweep(&mut self) {
-        self.resources.sweep();
+        self.facts.resources.sweep();
     }
 
     /// A pod that asks for no watched resource was observed.
     pub fn other_pod_applied(&mut self, mut pod: OtherPod) {
         self.note_request_without_devices(&pod);
-        self.keep_membership(&pod.uid, &mut pod.membership);
+        self.gangs.keep_membership(&pod.uid, &mut pod.membership);
         let node = match &pod.stage {
-            Stage::Bound(node) => Some(self.nodes.number(node)),
+            Stage::Bound(node) => Some(self.facts.nodes.number(node)),
             _ => None,
         };
-        self.tell_other_pod(&pod);
+        self.gangs.other_pod_seen(&self.facts, &pod);
         // A pod without a node matters to its gang only, and to that also after its end.
         let uid = pod.uid.clone();
         if node.is_none() && pod.membership.is_none() {
-            self.resources.remove(&uid);
+            self.facts.resources.remove(&uid);
         } else {
-            self.lists.observe(Source::Pods, uid.as_str());
-            self.resources.insert(uid, PodRecord::of_other_pod(pod, node));
+            self.facts.lists.observe(Source::Pods, uid.as_str());
+            self.facts.resources.insert(uid, PodRecord::of_other_pod(pod, node));
         }
     }
 
     /// A pod that asks for no watched resource was deleted.
     pub fn other_pod_gone(&mut self, uid: &PodUid) {
         self.ignored_requests.forget(uid);
-        self.depart(uid);
-        self.tell_gone(uid);
-        self.resources.remove(uid);
+        self.gangs.pod_gone(&self.facts, uid);
+        self.facts.resources.remove(uid);
     }
 
     /// A Node object was observed, with what kubelet advertises of the watched resources.
     pub fn node_applied(&mut self, name: &NodeName, advertised: Vec<(ResourceName, u32)>) {
-        self.lists.observe(Source::Nodes, name.as_str());
-        let node = self.nodes.number(name);
-        if self.nodes.set_advertised(node, Some(advertised)) {
+        self.facts.lists.observe(Source::Nodes, name.as_str());
+        let node = self.facts.nodes.number(name);
+        if self.facts.nodes.set_advertised(node, Some(advertised)) {
             self.forget_resources();
         }
     }
 
     /// The marks of other programs on a Node were observed: what the program does, if it marks the node.
     pub fn node_marked(&mut self, name: &NodeName, mark: Option<Arc<str>>) {
-        let node = self.nodes.number(name);
+        let node = self.facts.nodes.number(name);
         let text = mark.clone();
-        if self.nodes.set_mark(node, mark) {
+        if self.facts.nodes.set_mark(node, mark) {
             match text {
                 Some(mark) => tracing::info!(node = %name, "{}", Withheld::ByMark(mark)),
                 None => tracing::info!(node = %name, "no other program marks the node any more"),
             }
-            if self.nodes.has_inventory(node) {
+            if self.facts.nodes.has_inventory(node) {
                 self.gangs.reshaped();
             }
         }
@@ -462,14 +438,14 @@ impl Index {
 
     /// The labels, taints and capacity of a node were observed.
     pub fn node_described(&mut self, facts: Arc<NodeFacts>) {
-        let node = self.nodes.number(&NodeName::from(&*facts.name));
+        let node = self.facts.nodes.number(&NodeName::from(&*facts.name));
         self.describe(node, Some(facts));
     }
 
     fn describe(&mut self, node: NodeIx, facts: Option<Arc<NodeFacts>>) {
-        if self.resources.describe(node, facts) {
-            self.nodes.touch(node);
-            if self.nodes.has_inventory(node) {
+        if self.facts.resources.describe(node, facts) {
+            self.facts.nodes.touch(node);
+            if self.facts.nodes.has_inventory(node) {
                 self.gangs.reshaped();
             }
         }
@@ -477,9 +453,9 @@ impl Index {
 
     /// A Node object was deleted.
     pub fn node_deleted(&mut self, name: &str) {
-        if let Some(node) = self.nodes.find(name) {
-            self.nodes.set_advertised(node, None);
-            self.nodes.set_mark(node, None);
+        if let Some(node) = self.facts.nodes.find(name) {
+            self.facts.nodes.set_advertised(node, None);
+            self.facts.nodes.set_mark(node, None);
             self.describe(node, None);
             self.forget_resources();
         }
@@ -487,26 +463,26 @@ impl Index {
 
     /// A GpuNode was observed.
     pub fn inventory_applied(&mut self, name: &NodeName, inventory: Inventory) {
-        self.lists.observe(Source::GpuNodes, name.as_str());
-        let node = self.nodes.number(name);
+        self.facts.lists.observe(Source::GpuNodes, name.as_str());
+        let node = self.facts.nodes.number(name);
         self.set_inventory(node, Some(inventory));
     }
 
     /// A GpuNode was deleted.
     pub fn inventory_deleted(&mut self, name: &str) {
-        if let Some(node) = self.nodes.find(name) {
+        if let Some(node) = self.facts.nodes.find(name) {
             self.set_inventory(node, None);
         }
     }
 
     /// The nodes that have a GpuNode.
     pub(crate) fn nodes_with_inventory(&self) -> HashSet<NodeName> {
-        let with_inventory = self.nodes.iter().filter(|(_, node)| node.inventory().is_some());
+        let with_inventory = self.facts.nodes.iter().filter(|(_, node)| node.inventory().is_some());
         with_inventory.map(|(_, node)| node.name().clone()).collect()
     }
 
     fn set_inventory(&mut self, node: NodeIx, inventory: Option<Inventory>) {
-        let Some(change) = self.nodes.set_inventory(node, inventory) else {
+        let Some(change) = self.facts.nodes.set_inventory(node, inventory) else {
             return;
         };
         if change.totals {
@@ -514,53 +490,84 @@ impl Index {
         }
         if change.numbers {
             // The ledger cannot show whether devices came free, and holds by number would be on other devices.
-            self.unschedulable.gained(node);
-            self.reservations.drop_holds_on(node);
+            self.facts.unschedulable.gained(node);
+            self.facts.reservations.drop_holds_on(node);
         }
         self.forget_resources();
     }
 
     /// Resources that no node has any more are managed only as long as pods ask for them.
     fn forget_resources(&mut self) {
-        let (pods, gangs) = (&self.pods, &self.gangs);
-        self.nodes.forget_resources(|resource| pods.ask_for(resource) || gangs.ask_for(resource));
+        let (pods, gangs) = (&self.facts.pods, &self.gangs);
+        self.facts.nodes.forget_resources(|resource| pods.ask_for(resource) || gangs.ask_for(resource));
     }
 
     /// All claims of volumes.
     pub fn volume_claims_listed(&mut self, claims: Vec<(Claim, Option<VolumeClaim>)>) {
-        self.volumes.set_claims(claims);
+        self.facts.volumes.set_claims(claims);
     }
 
     /// A claim of a volume is bound, waits, or is gone.
     pub fn volume_claim_seen(&mut self, claim: Claim, volume: Option<VolumeClaim>) {
-        self.volumes.set_claim(claim, volume);
+        self.facts.volumes.set_claim(claim, volume);
     }
 
     /// All volumes.
     pub fn volumes_listed(&mut self, volumes: impl Iterator<Item = (Arc<str>, Option<Volume>)>) {
-        self.volumes.set_volumes(volumes);
+        self.facts.volumes.set_volumes(volumes);
     }
 
     /// A volume; `None`: it is gone.
     pub fn volume_seen(&mut self, name: Arc<str>, volume: Option<Volume>) {
-        self.volumes.set_volume(name, volume);
+        self.facts.volumes.set_volume(name, volume);
     }
 
     /// The disruption budgets; `None` while they are unknown: then no pod is preempted.
     pub fn budgets_seen(&mut self, budgets: Option<Vec<Disruptions>>) {
-        if self.budgets.set(budgets) {
+        if self.facts.budgets.set(budgets) {
             self.gangs.unprotected();
         }
     }
 
     /// Whether the disruption budgets are known.
     pub(crate) fn knows_budgets(&self) -> bool {
-        self.budgets.are_known()
+        self.facts.budgets.are_known()
+    }
+
+    /// An owner that defines the size of a gang; `None` if there is none of the name.
+    pub fn owner_seen(&mut self, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
+        self.gangs.owner_seen(self.facts.clock.now(), owner, facts);
+    }
+
+    /// A Gang object was seen.
+    pub fn gang_object_seen(&mut self, namespace: &str, name: &str, object: Object) {
+        self.facts.lists.observe(Source::Gangs, &format!("{namespace}/{name}"));
+        self.gangs.object_seen(self.facts.clock.now(), namespace, name, object);
+    }
+
+    /// A Gang object was deleted.
+    pub fn gang_object_gone(&mut self, namespace: &str, name: &str) {
+        self.gangs.object_gone(self.facts.clock.now(), namespace, name);
+    }
+
+    /// An action on pods of a gang is not allowed, and the remedy; `None`: it succeeded after all.
+    pub fn hindered(&mut self, gang: &GangKey, what: Blocker, why: Option<Arc<str>>) {
+        self.gangs.handle(self.facts.clock.now(), GangEvent::Blocked { gang, blocker: what, why });
+    }
+
+    /// Members of a gang run slower than the rest; `None`: no member does.
+    pub fn members_slow(&mut self, gang: &GangKey, members: Option<Arc<str>>) {
+        self.gangs.handle(self.facts.clock.now(), GangEvent::MembersSlow { gang, members });
+    }
+
+    /// The write of a decision has ended.
+    pub fn committed(&mut self, gang: &GangKey, decision: &str, result: Result<(), CommitFailure>) {
+        self.gangs.handle(self.facts.clock.now(), GangEvent::Committed { gang, decision, result });
     }
 
     /// A scheduler called for a pod of its own: its pods count, whatever `--scheduler-name` says.
     pub fn record_scheduler(&mut self, name: &str) {
-        if !self.schedulers.record(name) {
+        if !self.facts.schedulers.record(name) {
             return;
         }
         tracing::warn!(
@@ -572,39 +579,39 @@ impl Index {
 
     /// A pod of a scheduler has a grant, so that the scheduler calls an extender. A command that only looks is never called itself.
     fn observe_granted(&mut self, scheduler: &str) {
-        if self.gangs.only_looks() && self.schedulers.record(scheduler) {
+        if self.gangs.only_looks() && self.facts.schedulers.record(scheduler) {
             self.scheduler_calls(scheduler);
         }
     }
 
     fn scheduler_calls(&mut self, name: &str) {
         self.changed = true;
-        let mut pods = self.pods.sorted();
+        let mut pods = self.facts.pods.sorted();
         pods.retain(|pod| *pod.scheduler == *name && pod.node.is_none());
         for pod in pods {
-            self.tell_pod(&pod);
+            self.gangs.report_pod(&self.facts, &pod);
             self.observe_waiting(&pod);
         }
     }
 
     /// A call for a bind that has a grant ended.
     pub fn finish(&mut self, now: Instant, target: &Target, outcome: Outcome) {
-        self.reservations.finish(now, &mut self.nodes, target, outcome);
+        self.facts.reservations.finish(now, &mut self.facts.nodes, target, outcome);
     }
 
     /// Lets time pass. `contact` is when the API server last answered: devices of pods that disappeared are released
     /// only by facts newer than their quarantine.
     pub fn tick(&mut self, now: Instant, contact: Instant) {
-        self.moment(now);
-        self.tick_gangs();
+        self.facts.clock.advance(now);
+        self.gangs.tick(&mut self.facts);
         self.forget_resources();
         let steady = self.note_contact(contact);
-        self.nodes.end_quarantines(now, contact, steady);
-        let (nodes, pods) = (&mut self.nodes, &self.pods);
-        for uid in self.reservations.expire(now, contact, nodes, pods) {
-            self.may_move(&uid);
+        self.facts.nodes.end_quarantines(now, contact, steady);
+        let (nodes, pods) = (&mut self.facts.nodes, &self.facts.pods);
+        for uid in self.facts.reservations.expire(now, contact, nodes, pods) {
+            self.gangs.may_move(&self.facts, &uid);
         }
-        self.reservations.expire_holds(now, &mut self.nodes);
+        self.facts.reservations.expire_holds(now, &mut self.facts.nodes);
     }
 
     /// Since when the API server has answered without a gap.
@@ -620,52 +627,84 @@ impl Index {
     /// Computes what changed, and publishes a snapshot if it shows any of it. True if it does.
     pub fn publish(&mut self) -> bool {
         self.settle_resources();
-        self.settle_gangs();
+        self.gangs.settle(&mut self.facts);
         self.settle_nodes();
-        self.look_at_places();
+        self.gangs.check_reservations(&mut self.facts);
         self.settle_nodes();
-        self.keep_backfill();
-        self.changed |= self.unschedulable.take_nominations_changed();
-        self.changed |= self.lists.take_changed();
-        self.changed |= self.nodes.take_changed();
-        self.changed |= self.reservations.take_changed();
+        self.gangs.keep_backfill(&mut self.facts);
+        self.changed |= self.gangs.take_changed();
+        self.changed |= self.facts.unschedulable.take_nominations_changed();
+        self.changed |= self.facts.lists.take_changed();
+        self.changed |= self.facts.nodes.take_changed();
+        self.changed |= self.facts.reservations.take_changed();
         if !std::mem::take(&mut self.changed) {
             return false;
         }
         self.compact();
-        let generation = self.published.generation + 1;
-        self.unschedulable.published(generation);
+        let generation = self.facts.published.generation + 1;
+        self.facts.unschedulable.published(generation);
         let mut snapshot = Snapshot {
             generation,
-            synced: self.is_synced(),
-            holds: self.reservations.holds().shared(),
-            kept: self.kept(),
-            promised: self.promised(),
-            schedulers: self.schedulers.shared(),
+            synced: self.facts.lists.is_synced(),
+            holds: self.facts.reservations.holds().shared(),
+            kept: self.gangs.backfill_reservation().cloned(),
+            promised: self.facts.promised(),
+            schedulers: self.facts.schedulers.shared(),
             ..Snapshot::default()
         };
-        self.nodes.fill(&mut snapshot);
-        self.published = Arc::new(snapshot);
+        self.facts.nodes.fill(&mut snapshot);
+        self.facts.published = Arc::new(snapshot);
         true
+    }
+
+    /// Whether [`Index::plan_next`] has something to do.
+    pub fn has_unplanned(&self) -> bool {
+        self.gangs.has_unplanned(&self.facts)
+    }
+
+    /// Plans the next gang; false if none is to be planned now.
+    pub fn plan_next(&mut self) -> bool {
+        self.gangs.plan_next(&self.facts)
+    }
+
+    /// Whether there is work of gangs, or a status to write.
+    pub fn has_work(&self) -> bool {
+        self.gangs.work().has_work()
+    }
+
+    /// Takes the work of gangs, without the pods to activate: [`Index::take_called`] takes those.
+    pub fn take_work(&mut self) -> Vec<Work> {
+        self.gangs.work_mut().take()
+    }
+
+    /// Takes the statuses of gangs that changed, the newest of each gang.
+    pub fn take_statuses(&mut self) -> Vec<(Arc<GangKey>, GangStatus)> {
+        self.gangs.work_mut().take_statuses()
+    }
+
+    /// Takes the gangs that changed: binds that wait for them check again.
+    pub fn take_moved(&mut self) -> Vec<Arc<GangKey>> {
+        self.gangs.work_mut().take_moved()
     }
 
     /// The snapshot that was published last.
     pub fn snapshot(&self) -> &Arc<Snapshot> {
-        &self.published
+        &self.facts.published
     }
 
     /// Brings node resources and fabric up to date, and the needs of pods for which labels in terms or volumes changed.
     /// Before anything is planned.
     fn settle_resources(&mut self) {
-        self.resources.forget_labels(self.gangs.reported_needs());
-        let (labels, volumes) = (self.resources.take_labels_changed(), self.volumes.take_changed());
+        self.facts.resources.forget_labels(self.gangs.reported_needs());
+        let (labels, volumes) =
+            (self.facts.resources.take_labels_changed(), self.facts.volumes.take_changed());
         if labels || volumes {
-            let waiting = self.pods.iter().filter(|pod| pod.node.is_none());
+            let waiting = self.facts.pods.iter().filter(|pod| pod.node.is_none());
             let waiting = waiting.filter(|pod| labels || !pod.volume_claims.is_empty());
             let waiting: Vec<PodFacts> = waiting.map(|pod| PodFacts::clone(pod)).collect();
             for mut pod in waiting {
                 let before = Arc::clone(&pod.needs);
-                self.complete_needs(&mut pod);
+                self.facts.complete_needs(&mut pod);
                 if pod.needs != before {
                     self.set_pod(pod);
                     // A gang that was refused for the needs before.
@@ -674,128 +713,190 @@ impl Index {
             }
         }
         // While nodes are being listed, each batch has more of them.
-        let listing = self.lists.is_listing(Source::Nodes);
-        if self.resources.settle(self.nodes.len(), !listing) {
+        let listing = self.facts.lists.is_listing(Source::Nodes);
+        if self.facts.resources.settle(self.facts.nodes.len(), !listing) {
             // Nodes that came while they were listed were in no domain that a gang could be planned in.
             self.gangs.reshaped();
         }
     }
 
     fn settle_nodes(&mut self) {
-        for node in self.nodes.take_marked() {
+        for node in self.facts.nodes.take_marked() {
             self.settle_node(node);
         }
     }
 
     /// Computes the ledger and the class of one node.
     fn settle_node(&mut self, node: NodeIx) {
-        let held = self.reservations.holds().on(node);
-        let Some(change) = self.nodes.settle(node, self.now.at, &self.pods, &held) else {
+        let held = self.facts.reservations.holds().on(node);
+        let Some(change) = self.facts.nodes.settle(node, self.facts.clock.now().at, &self.facts.pods, &held)
+        else {
             return;
         };
-        let opened = change.became_foreign && self.options.foreign == ForeignNodes::Allow;
+        let opened = change.became_foreign && self.facts.options.foreign == ForeignNodes::Allow;
         if opened || change.gained {
-            self.unschedulable.gained(node);
+            self.facts.unschedulable.gained(node);
             self.gangs.gained();
         }
         if change.has_gang_reservations {
             self.gangs.suspect(node);
         }
         if change.unassigned_gained {
-            self.reservation_orphaned(node);
+            self.facts.nodes.get(node).into_iter().for_each(|node| self.gangs.reservation_orphaned(node));
         }
     }
 
     /// Gives up numbers of deleted nodes, so that a cluster with changing nodes does not grow without end.
     fn compact(&mut self) {
-        let resources = &self.resources;
-        let renumbering = self.nodes.compact(|node| resources.is_used(node));
+        let resources = &self.facts.resources;
+        let renumbering = self.facts.nodes.compact(|node| resources.is_used(node));
         if let Some(renumbering) = renumbering {
-            self.reservations.renumber(&renumbering);
-            self.unschedulable.renumber(&renumbering);
-            self.resources.renumber(&renumbering, self.nodes.len());
+            self.facts.reservations.renumber(&renumbering);
+            self.facts.unschedulable.renumber(&renumbering);
+            self.facts.resources.renumber(&renumbering, self.facts.nodes.len());
             self.gangs.renumber(&renumbering);
         }
     }
 
-    /// Nodes that kube-scheduler nominated for single pods, for decisions about others.
-    fn promised(&self) -> Option<Arc<NominatedRequests>> {
-        let managed = self.nodes.resources().managed();
-        let promise = |(uid, node): (&PodUid, &NodeName)| {
-            let pod = self.pods.get(uid)?;
-            let request = pod.request.as_ref().ok()?;
-            Some(NominatedRequest {
-                node: self.nodes.find(node.as_str())?,
-                priority: pod.priority,
-                request: request.of(&managed),
-            })
-        };
-        NominatedRequests::new(self.unschedulable.nominated().filter_map(promise).collect())
-    }
-
-    /// Whether a nomination ended. Pods that were refused for it may fit now.
-    fn end_nominations(&mut self) -> bool {
-        let nodes = self.unschedulable.take_denominated(self.now.at);
-        for node in nodes.iter().filter_map(|node| self.nodes.find(node.as_str())) {
-            self.unschedulable.gained(node);
-        }
-        !nodes.is_empty()
-    }
-
-    /// Whether more fits on a node with devices than when this was last called.
-    fn take_resources_gained(&mut self) -> bool {
-        let gained = self.resources.take_gained();
-        gained.into_iter().any(|node| self.nodes.has_inventory(node))
-    }
-
     /// The resources of a node besides devices.
     pub fn node_resources(&self, node: NodeIx) -> Option<&Room> {
-        self.resources.get(node)
+        self.facts.resources.get(node)
     }
 
     /// The pod of a UID.
     pub fn pod(&self, uid: &str) -> Option<&Arc<PodFacts>> {
-        self.pods.get(uid)
+        self.facts.pods.get(uid)
     }
 
     /// The pod of a name.
     pub fn find_pod(&self, namespace: &str, name: &str) -> Option<&Arc<PodFacts>> {
-        self.pods.find(namespace, name)
+        self.facts.pods.find(namespace, name)
     }
 
     /// The names of the pods of a namespace.
     pub fn pod_names(&self, namespace: &str) -> Vec<String> {
-        self.pods.names(namespace)
+        self.facts.pods.names(namespace)
     }
 
     /// A namespace that has a pod of this name.
     pub fn namespace_of_pod(&self, name: &str) -> Option<&Arc<str>> {
-        self.pods.namespace_of(name)
+        self.facts.pods.namespace_of(name)
+    }
+
+    /// What is known of gangs.
+    pub fn gangs(&self) -> GangViews<'_> {
+        self.gangs.views(&self.facts)
+    }
+
+    /// The gangs that wait, in the order in which they are planned: see [`GangViews::in_line`].
+    pub fn gangs_in_line(&self) -> Vec<Arc<GangKey>> {
+        self.gangs().in_line()
+    }
+
+    /// The owners that define the sizes of gangs: those to watch.
+    pub fn watched_owners(&self) -> Vec<WatchedOwner> {
+        self.gangs().watched_owners()
+    }
+
+    /// Whether an object that states the size of a gang is still unread.
+    pub fn owners_unread(&self) -> bool {
+        self.gangs().owners_unread()
+    }
+
+    /// The newest gang of a name.
+    pub fn gang_view(&self, namespace: &str, name: &str) -> Option<GangView> {
+        self.gangs().newest(namespace, name)
+    }
+
+    /// Gangs in numbers.
+    pub fn gang_totals(&self) -> GangTotals {
+        self.gangs().totals()
+    }
+
+    /// The report about the newest gang of a name, or of the name of a Gang object. `queue` is the order of waiting
+    /// gangs ([`GangViews::in_line`]).
+    pub fn inspect_gang(&self, queue: &[Arc<GangKey>], namespace: &str, name: &str) -> Option<GangReport> {
+        self.gangs.inspection(&self.facts).report(queue, namespace, name)
+    }
+
+    /// Gangs with reservations of idle devices that a pod asks for, on nodes that may take the pod, the most first.
+    pub(crate) fn holders_for(&self, request: &Request, needs: &Needs) -> Vec<Holder> {
+        self.gangs.holders(&self.facts).of_request(request, needs)
+    }
+
+    /// Namespace and name of a pod that is known.
+    pub fn pod_address(&self, uid: &PodUid) -> Option<(Arc<str>, Arc<str>)> {
+        self.gangs.address_of(&self.facts, uid)
+    }
+
+    /// Why the labels, the taints or the volumes of a node rule a pod out.
+    pub(crate) fn misfit(&self, node: NodeIx, needs: &Needs) -> Option<Lack> {
+        Lack::of_node(self.facts.resources.facts(node), needs)
+    }
+
+    /// Reports on a pod, at first without the nodes of one that waits ([`Index::inspect_nodes`]).
+    ///
+    /// # Errors
+    /// What the pod asks for cannot be read: why.
+    pub(crate) fn inspect(&self, pod: &PodFacts) -> Result<PodReport, String> {
+        PodReport::new(&self.facts, self.gangs(), pod)
+    }
+
+    /// Looks at nodes for a pod that waits, from number `from` on, `most` at a time.
+    pub(crate) fn inspect_nodes(&self, pod: &PodFacts, from: u32, most: usize) -> InspectedNodes {
+        let holders = self.gangs.holders(&self.facts);
+        InspectedNodes::of(&self.facts, self.gangs(), holders, pod, (from, most))
+    }
+
+    /// The nodes that changed after revision `since`, from number `from` on, `most` at a time.
+    pub fn observe_nodes(&self, from: u32, since: u64, most: usize) -> ObservedNodes {
+        ObservedNodes::of(&self.facts, self.gangs(), from, since, most)
+    }
+
+    /// A pod by its name.
+    pub fn observe_pod(&self, namespace: &str, name: &str) -> Option<PodObservation> {
+        PodObservation::of(&self.facts, self.gangs(), namespace, name)
+    }
+
+    /// The pods that hold devices of a GPU, by the ledger. A member of a gang stands for all bound members. `units`: what the
+    /// IDs of the GPU's devices begin with ([`crate::eviction::units`]).
+    pub fn occupants(&self, node: &str, units: &BTreeSet<&str>) -> Vec<Occupants> {
+        Occupants::of(&self.facts, self.gangs(), node, units)
+    }
+
+    /// The members of gangs that hold devices of a node, each with a GPU of them, by the ledger.
+    pub(crate) fn gang_gpus(&self, node: &str) -> Vec<(Arc<GangKey>, Arc<PodFacts>, usize)> {
+        occupants::gang_gpus(&self.facts, self.gangs(), node)
+    }
+
+    /// What other programs do with nodes, by their marks.
+    pub(crate) fn marks(&self) -> BTreeMap<NodeName, Arc<str>> {
+        self.facts.nodes.marks()
     }
 
     /// The fabric as of the last publication.
     pub fn fabric(&self) -> &Fabric {
-        self.resources.fabric()
+        self.facts.resources.fabric()
     }
 
     /// Pods, and what became of all devices, for metrics.
     pub fn totals(&self) -> (usize, Totals) {
-        (self.pods.len(), self.nodes.totals())
+        (self.facts.pods.len(), self.facts.nodes.totals())
     }
 
     /// Idle GPUs and waiting pods, for metrics.
     pub fn idle_totals(&self) -> IdleTotals {
-        IdleTotals::of(self)
+        IdleTotals::of(&self.facts, self.gangs(), self.gangs.tolerations())
     }
 
     /// How many intents could not be followed so far, by fault.
     pub fn faults(&self) -> &HashMap<FaultKind, u64> {
-        self.nodes.faults()
+        self.facts.nodes.faults()
     }
 
     /// How often this process granted devices, by what they reach.
     pub fn granted(&self) -> &BTreeMap<GrantedSet, u64> {
-        self.reservations.granted()
+        self.facts.reservations.granted()
     }
 }
 

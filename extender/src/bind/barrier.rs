@@ -67,7 +67,7 @@ impl Binder {
             let gang = gang.to_string();
             return Failure::ReservationUnavailable { gang, why };
         }
-        if let Some(text) = self.store.read(|index| index.deciding(&gang)) {
+        if let Some(text) = self.store.read(|index| index.gangs().deciding(&gang)) {
             return Failure::DecisionUnwritten(text);
         }
         Failure::BarrierTimeout {

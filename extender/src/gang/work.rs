@@ -229,7 +229,9 @@ impl Worker {
     fn gang(&self, pod: &Pod, action: &Action) -> Option<Arc<GangKey>> {
         match action {
             Action::Evict(gang) | Action::EvictRest { of: gang, .. } => Some(Arc::clone(gang)),
-            Action::Ungate | Action::Delete(_) => self.store.read(|index| index.gang_of(&pod.uid).cloned()),
+            Action::Ungate | Action::Delete(_) => {
+                self.store.read(|index| index.gangs().of_pod(&pod.uid).cloned())
+            }
         }
     }
 
@@ -247,7 +249,7 @@ impl Worker {
 
     /// Has the gang's status say what hinders it, unless it does.
     fn say_in_status(&self, gang: &GangKey, what: Blocker, message: &Message) {
-        if !self.store.read(|index| index.is_hindered(gang, what)) {
+        if !self.store.read(|index| index.gangs().is_blocked(gang, what)) {
             let note: Arc<str> = (*message.note).into();
             self.store.update(|index| index.hindered(gang, what, Some(note)));
         }
@@ -261,7 +263,7 @@ impl Worker {
             return;
         };
         let still = |((_, of), open): (&(PodUid, Action), &Open)| of == action && open.budget;
-        let said = self.store.read(|index| index.is_hindered(gang, Blocker::Budget));
+        let said = self.store.read(|index| index.gangs().is_blocked(gang, Blocker::Budget));
         if said && !self.open.iter().any(still) {
             self.store.update(|index| index.hindered(gang, Blocker::Budget, None));
         }
@@ -298,7 +300,7 @@ impl Worker {
         }
         // Of gangs that are over.
         let store = &self.store;
-        self.forbidden.retain(|(gang, _)| store.read(|index| index.knows_gang(gang)));
+        self.forbidden.retain(|(gang, _)| store.read(|index| index.gangs().knows(gang)));
     }
 }
 
@@ -306,8 +308,8 @@ impl Worker {
 fn find(store: &Store, uid: &PodUid, action: &Action) -> Option<Pod> {
     store.read(|index| {
         let wanted = match action {
-            Action::Evict(by) => index.waits_for(by, uid),
-            Action::EvictRest { of, .. } => index.is_rest_of(of, uid),
+            Action::Evict(by) => index.gangs().waits_for(by, uid),
+            Action::EvictRest { of, .. } => index.gangs().is_rest_of(of, uid),
             Action::Ungate | Action::Delete(_) => true,
         };
         if !wanted {

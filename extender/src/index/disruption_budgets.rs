@@ -275,7 +275,8 @@ mod tests {
                 role: 0,
             };
             let unit = VictimCandidate { pods: vec![pod], ..VictimCandidate::default() };
-            let needed = cluster.store.read(|index| index.budgets.coverage(&index.resources).need(&unit));
+            let needed =
+                cluster.store.read(|index| index.facts.budgets.coverage(&index.facts.resources).need(&unit));
             needed.into_iter().map(|budget| budget.allowed).collect::<Vec<_>>()
         };
         assert_eq!((allowed("once"), allowed("twice")), (vec![2], vec![0]));

@@ -9,7 +9,9 @@
 
 mod backfill;
 mod deadlock;
+mod machine;
 mod members;
+mod objects;
 mod places;
 mod plan_input;
 mod planning;
@@ -23,126 +25,255 @@ mod view;
 mod withheld;
 mod work;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Instant;
 
-use gantry_api::{GangPhase, GangStatus, PodUid};
-use gantry_gang::protocol::{self, Effects, GangEvent, Gangs, Now, Object, Reply, Settings};
-use gantry_gang::{GangKey, Needs, OwnerFacts, OwnerRef};
-use indexmap::IndexSet;
+use gantry_api::{PodUid, ResourceName};
+use gantry_gang::needs::Toleration;
+use gantry_gang::protocol::{
+    BindEnd, GangEvent, Gangs, Now, Object, Placement, PlanRequest, Refusal, Settings, ShapeId,
+};
+use gantry_gang::{Membership, Needs, OwnerFacts, OwnerRef};
 
 pub use report::GangReport;
 pub use standing::{GangStanding, ReportedStatus, Trial};
-pub use verbs::{Awaited, Belongs};
-pub use view::{GangTotals, GangView, MemberStage, MemberView, PlaceView};
+pub(super) use verbs::goes_by_itself;
+pub use verbs::{Awaited, Belongs, Called};
+pub use view::{GangTotals, GangView, GangViews, MemberStage, MemberView, PlaceView};
 pub use withheld::GangReservations;
-pub use work::Called;
+pub(super) use withheld::ReservationHolders;
 
-use super::Index;
+use self::backfill::{Backfill, BackfillReservations};
+use self::deadlock::Deadlock;
+use self::machine::Machine;
+use self::members::{MemberTable, PodReporter};
+use self::objects::GangObjects;
+use self::places::ReservationTracker;
+use self::plan_input::{Offers, PlanSource};
+use self::reclaim::{Reclaim, Reclaimed};
+use self::report::GangInspection;
+use self::shapes::Shapes;
+use self::spares::Lending;
+use self::work::WorkQueue;
+use super::facts::Facts;
+use super::node::Node;
 use super::node_table::Renumbering;
-use gantry_planner::snapshot::NodeIx;
+use crate::pod::{OtherPod, PodFacts};
+use gantry_planner::snapshot::{BackfillReservation, NodeIx};
 
-/// The state of gangs in the index.
+/// The state of gangs in the index: routes events to the types that own its parts.
 #[derive(Debug)]
 pub(super) struct GangIndex {
-    core: Gangs,
-    /// Results of events that are not carried out yet.
-    effects: Effects,
-    settings: Settings,
-    /// Whether this process decides. A standby replica gets all events too, but keeps no reservations and publishes nothing.
-    leading: bool,
+    machine: Machine,
     /// Whether gangs are planned.
     planning: bool,
     /// The process only looks: the times of waiting and of reservations are known to the extender alone.
     only_looks: bool,
     /// Whether the state machine has received that all lists are complete.
     synced: bool,
-    /// Pods that the state machine knows.
-    told: BTreeSet<PodUid>,
-    /// Pods that waited for a scheduler that calls the extender, also while another process led: they are members, whichever
-    /// client binds them.
-    seen_waiting: BTreeSet<PodUid>,
-    reported: HashMap<PodUid, members::ReportedPod>,
-    /// Members that the watch has shown as deleted, with the time.
-    departed: HashMap<PodUid, Instant>,
-    /// Members that a bind found deleted and the watch still shows, with the time.
-    found_gone: HashMap<PodUid, Instant>,
-    owners: HashMap<OwnerRef, Option<Arc<OwnerFacts>>>,
-    objects: BTreeMap<(Arc<str>, Arc<str>), Object>,
-    shapes: shapes::Shapes,
-    /// The node of each reservation.
-    places: HashMap<(Arc<GangKey>, u32), NodeIx>,
-    /// Spare reservations without a member.
-    spares: BTreeSet<(Arc<GangKey>, u32)>,
-    /// Nodes that changed: their reservations must be checked.
-    suspects: BTreeSet<NodeIx>,
-    /// The time since which plugins of nodes with reservations do not serve.
-    troubled: HashMap<NodeIx, Instant>,
-    /// The time since which slots lack CPUs or memory of their NUMA nodes, by gang and number.
-    without_numa: HashMap<(Arc<GangKey>, u32), Instant>,
+    members: MemberTable,
+    objects: GangObjects,
+    shapes: Shapes,
+    reservations: ReservationTracker,
     /// Finds victims for gangs that do not fit.
-    reclaim: reclaim::Reclaim,
-    offers: plan_input::Offers,
-    backfill: backfill::Backfill,
-    deadlock: deadlock::Deadlock,
-    /// Members to be activated, in the order in which they are called: kube-scheduler tries them in that order, and those of one gang belong
-    /// together.
-    called: IndexSet<PodUid>,
-    /// Members to be bound although kube-scheduler does not call for them.
-    deferred: Vec<PodUid>,
-    work: Vec<protocol::Work>,
-    statuses: BTreeMap<Arc<GangKey>, GangStatus>,
-    moved: BTreeSet<Arc<GangKey>>,
-    /// The last phase of each gang that its waiting binds have received.
-    announced: BTreeMap<Arc<GangKey>, GangPhase>,
+    reclaim: Reclaim,
+    offers: Offers,
+    backfill: Backfill,
+    deadlock: Deadlock,
+    work: WorkQueue,
+    /// Something changed that a snapshot shows.
+    changed: bool,
 }
 
 impl GangIndex {
     pub(super) fn new(settings: Settings) -> Self {
         Self {
-            core: Gangs::new(settings.clone()),
-            effects: Effects::default(),
-            settings,
-            leading: true,
+            machine: Machine::new(settings),
             planning: true,
             only_looks: false,
             synced: false,
-            told: BTreeSet::new(),
-            seen_waiting: BTreeSet::new(),
-            reported: HashMap::new(),
-            departed: HashMap::new(),
-            found_gone: HashMap::new(),
-            owners: HashMap::new(),
-            objects: BTreeMap::new(),
-            shapes: shapes::Shapes::default(),
-            places: HashMap::new(),
-            spares: BTreeSet::new(),
-            suspects: BTreeSet::new(),
-            troubled: HashMap::new(),
-            without_numa: HashMap::new(),
-            reclaim: reclaim::Reclaim::default(),
-            offers: plan_input::Offers::default(),
-            backfill: backfill::Backfill::default(),
-            deadlock: deadlock::Deadlock::default(),
-            called: IndexSet::new(),
-            deferred: Vec::new(),
-            work: Vec::new(),
-            statuses: BTreeMap::new(),
-            moved: BTreeSet::new(),
-            announced: BTreeMap::new(),
+            members: MemberTable::default(),
+            objects: GangObjects::default(),
+            shapes: Shapes::default(),
+            reservations: ReservationTracker::default(),
+            reclaim: Reclaim::default(),
+            offers: Offers::default(),
+            backfill: Backfill::default(),
+            deadlock: Deadlock::default(),
+            work: WorkQueue::default(),
+            changed: false,
         }
+    }
+
+    /// Sets whether gangs are planned. A command that only looks may list the waiting gangs first.
+    pub(super) fn set_planning(&mut self, planning: bool) {
+        self.planning = planning;
+    }
+
+    /// This process is a command that only looks.
+    pub(super) fn only_look(&mut self) {
+        self.only_looks = true;
+    }
+
+    /// Whether this process is a command that only looks.
+    pub(super) fn only_looks(&self) -> bool {
+        self.only_looks
+    }
+
+    /// Whether this process decides.
+    pub(super) fn is_leading(&self) -> bool {
+        self.machine.is_leading()
+    }
+
+    /// The gangs as the state machine knows them.
+    pub(super) fn gangs(&self) -> &Gangs {
+        self.machine.gangs()
+    }
+
+    /// What is known of gangs.
+    pub(super) fn views<'a>(&'a self, facts: &'a Facts) -> GangViews<'a> {
+        GangViews::new(self, facts)
+    }
+
+    /// The causes of gangs' states.
+    pub(super) fn inspection<'a>(&'a self, facts: &'a Facts) -> GangInspection<'a> {
+        GangInspection::new(self, facts)
+    }
+
+    /// The gangs that have reservations.
+    pub(super) fn holders<'a>(&'a self, facts: &'a Facts) -> ReservationHolders<'a> {
+        ReservationHolders::new(self.gangs(), facts, self.only_looks)
+    }
+
+    /// The devices of spare reservations that are lent.
+    pub(super) fn lending<'a>(&'a self, facts: &'a Facts) -> Lending<'a> {
+        Lending::new(self.gangs(), facts)
+    }
+
+    /// Where the reservations of gangs are.
+    pub(super) fn reservations(&self) -> &ReservationTracker {
+        &self.reservations
+    }
+
+    /// The backfill reservation for decisions about single pods.
+    pub(super) fn backfill_reservation(&self) -> Option<&Arc<BackfillReservation>> {
+        self.backfill_reservations().for_singles()
+    }
+
+    /// The work that is to be done.
+    pub(super) fn work(&self) -> &WorkQueue {
+        &self.work
+    }
+
+    /// The work that is to be done, to take it.
+    pub(super) fn work_mut(&mut self) -> &mut WorkQueue {
+        &mut self.work
+    }
+
+    fn backfill_reservations(&self) -> BackfillReservations<'_> {
+        BackfillReservations { deadlock: self.deadlock.reservation(), head: self.backfill.reservation() }
+    }
+
+    fn plan_source<'a>(&'a self, facts: &'a Facts) -> PlanSource<'a> {
+        PlanSource::new(facts, &self.shapes, &self.offers, self.backfill_reservations())
+    }
+
+    /// What members of gangs tolerate, each once.
+    pub(super) fn tolerations(&self) -> Vec<Toleration> {
+        self.shapes.tolerations()
+    }
+
+    /// The needs of pods that are known from a call of kube-scheduler only.
+    pub(super) fn reported_needs(&self) -> impl Iterator<Item = &Needs> {
+        self.members.reported_needs()
+    }
+
+    /// Whether a pod that only kube-scheduler has reported asks for a resource.
+    pub(super) fn ask_for(&self, resource: &ResourceName) -> bool {
+        self.members.ask_for(resource)
+    }
+
+    /// A pod that is known from a call of kube-scheduler only.
+    pub(super) fn reported(&self, uid: &PodUid) -> Option<&Arc<PodFacts>> {
+        self.members.reported(uid.as_str())
+    }
+
+    /// Namespace and name of a pod that is known.
+    pub(super) fn address_of(&self, facts: &Facts, uid: &PodUid) -> Option<(Arc<str>, Arc<str>)> {
+        self.members.address_of(facts, uid)
+    }
+
+    /// Whether something changed that a snapshot shows, since this was last called.
+    pub(super) fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// This process decides from now on: gangs are adopted from what the cluster shows, written decisions included.
+    pub(super) fn lead(&mut self, facts: &mut Facts) {
+        if self.machine.set_leading(true) {
+            self.start_over(facts);
+        }
+    }
+
+    /// This process no longer decides: reservations of undecided gangs are released, and no call is answered and no gang planned until
+    /// [`GangIndex::lead`].
+    pub(super) fn stand_down(&mut self, facts: &mut Facts) {
+        if self.machine.set_leading(false) {
+            self.start_over(facts);
+        }
+    }
+
+    /// Lists must be complete again before gangs are decided.
+    pub(super) fn unsync(&mut self, facts: &mut Facts) {
+        if std::mem::take(&mut self.synced) && self.is_leading() {
+            self.start_over(facts);
+        }
+    }
+
+    /// Forgets the state of gangs and builds it again from what the cluster shows. Work that is not done yet is produced again.
+    fn start_over(&mut self, facts: &mut Facts) {
+        if self.reservations.release_all(facts, &self.shapes) {
+            self.gained();
+        }
+        let opened = [self.deadlock.end(), self.backfill.release()];
+        opened.into_iter().flatten().for_each(|kept| self.open(facts, &kept));
+        self.work.note_moved(self.machine.gangs().views().map(|view| Arc::clone(view.key())));
+        self.machine.restart();
+        self.synced = false;
+        self.members.restart();
+        self.offers.clear();
+        self.work.restart();
+        self.reclaim.restart();
+        if self.is_leading() {
+            self.report_everything(facts);
+        }
+    }
+
+    /// Gives the state machine everything again.
+    fn report_everything(&mut self, facts: &Facts) {
+        let now = facts.clock.now();
+        for (owner, facts) in self.objects.owners() {
+            self.machine.handle(now, GangEvent::OwnerSeen { owner, facts: facts.clone() });
+        }
+        for ((namespace, name), object) in self.objects.iter() {
+            let event = GangEvent::ObjectSeen { namespace, name, object: Box::new(object.clone()) };
+            self.machine.handle(now, event);
+        }
+        self.reporter(facts).report_all();
+    }
+
+    /// Pods that were refused because of nodes kept for a gang are worth another plan.
+    fn open(&mut self, facts: &mut Facts, kept: &BackfillReservation) {
+        for node in kept.nodes() {
+            facts.unschedulable.gained(node);
+        }
+        self.gained();
+        self.changed = true;
     }
 
     /// The reservations on a node must be checked: something about it changed.
     pub(super) fn suspect(&mut self, node: NodeIx) {
-        self.suspects.insert(node);
-    }
-
-    /// Handles an event. [`Index::collect_gangs`] carries out its results.
-    fn handle(&mut self, now: Now, event: GangEvent<'_>) -> Reply {
-        let effects = self.core.handle(now, event);
-        self.effects.extend(effects)
+        self.reservations.suspect(node);
     }
 
     /// Devices came free, or nodes changed: refused gangs are planned again.
@@ -160,90 +291,322 @@ impl GangIndex {
         self.reclaim.reshape();
     }
 
+    /// A pod is on its node from now on.
+    pub(super) fn pod_came(&mut self, pod: &PodFacts) {
+        if pod.is_live() && !pod.leaving {
+            self.reclaim.candidate_came(pod.priority);
+        }
+    }
+
+    /// A reservation on a node is orphaned now: refused gangs are worth another plan.
+    pub(super) fn reservation_orphaned(&mut self, node: &Node) {
+        let kept = node.occupancy().gang_reservations().iter().filter(|place| place.pod.is_none());
+        let priorities = kept.filter_map(|place| Some(self.gangs().view(&place.gang)?.priority()));
+        if let Some(lowest) = priorities.min() {
+            self.reclaim.candidate_came(lowest);
+        }
+    }
+
     pub(super) fn renumber(&mut self, renumbering: &Renumbering) {
-        // A node with reservations is in the table, so each has a number.
-        self.places.retain(|_, node| match renumbering.get(node) {
-            Some(new) => {
-                *node = *new;
-                true
-            }
-            None => false,
-        });
-        self.suspects = self.suspects.iter().filter_map(|node| renumbering.get(node).copied()).collect();
-        self.troubled = self
-            .troubled
-            .iter()
-            .filter_map(|(node, since)| Some((*renumbering.get(node)?, *since)))
-            .collect();
+        self.reservations.renumber(renumbering);
         self.backfill.renumber(renumbering);
         self.deadlock.renumber(renumbering);
         // Recorded again soon.
         self.offers.clear();
     }
 
-    /// Whether this process is a command that only looks.
-    pub(super) fn only_looks(&self) -> bool {
-        self.only_looks
+    /// Handles an event. [`GangIndex::collect`] carries out its results.
+    pub(super) fn handle(&mut self, now: Now, event: GangEvent<'_>) {
+        self.machine.handle(now, event);
     }
 
-    /// The needs of pods that are known from a call of kube-scheduler only.
-    pub(super) fn reported_needs(&self) -> impl Iterator<Item = &Needs> {
-        self.reported.values().map(|reported| &*reported.pod.needs)
-    }
-}
-
-impl Index {
-    /// Sets the settings of gangs. Called before any event.
-    pub fn set_gangs(&mut self, settings: Settings) {
-        self.gangs = GangIndex::new(settings);
-    }
-
-    /// Whether this process decides.
-    pub fn is_leading(&self) -> bool {
-        self.gangs.leading
-    }
-
-    /// This process decides from now on: gangs are adopted from what the cluster shows, written decisions included.
-    pub fn lead(&mut self) {
-        if !self.gangs.leading {
-            self.gangs.leading = true;
-            self.start_over();
+    fn reporter<'a>(&'a mut self, facts: &'a Facts) -> PodReporter<'a> {
+        PodReporter {
+            machine: &mut self.machine,
+            members: &mut self.members,
+            shapes: &mut self.shapes,
+            objects: &self.objects,
+            work: &mut self.work,
+            facts,
         }
     }
 
-    /// This process no longer decides: reservations of undecided gangs are released, and no call is answered and no gang planned until
-    /// [`Index::lead`].
-    pub fn stand_down(&mut self) {
-        if self.gangs.leading {
-            self.gangs.leading = false;
-            self.start_over();
+    /// A pod was observed.
+    pub(super) fn pod_seen(&mut self, facts: &Facts, pod: &PodFacts) {
+        let waits = pod.node.is_none() && pod.membership.is_some();
+        if waits && facts.schedulers.unknown_scheduler_of(pod).is_none() {
+            self.members.note_waiting(&pod.uid);
+        }
+        self.reporter(facts).report(pod);
+    }
+
+    /// The scheduler of a pod turned out to call this extender.
+    pub(super) fn report_pod(&mut self, facts: &Facts, pod: &PodFacts) {
+        self.reporter(facts).report(pod);
+    }
+
+    /// A pod that requests no devices was observed.
+    pub(super) fn other_pod_seen(&mut self, facts: &Facts, pod: &OtherPod) {
+        self.reporter(facts).report_other(pod);
+    }
+
+    /// A pod is known from a call of kube-scheduler only: the watch may be behind.
+    pub(super) fn pod_called(&mut self, facts: &mut Facts, mut pod: PodFacts) {
+        let known = facts.pods.contains(&pod.uid) || self.members.has_departed(&pod.uid);
+        if known || pod.membership.is_none() || !self.is_leading() {
+            return;
+        }
+        // Without this it would have another shape than equal pods that the watch has shown.
+        facts.complete_needs(&mut pod);
+        self.reporter(facts).report_called(pod);
+    }
+
+    /// The watch shows the deletion of a pod.
+    pub(super) fn pod_gone(&mut self, facts: &Facts, uid: &PodUid) {
+        let is_member = facts.pods.get(uid).is_some_and(|pod| pod.membership.is_some());
+        self.members.depart(facts.clock.now().at, uid, is_member);
+        self.reporter(facts).report_gone(uid);
+    }
+
+    /// A list of all pods is complete: members that it does not contain are deleted.
+    pub(super) fn pods_listed(&mut self, facts: &Facts, listed: &HashSet<Arc<str>>) {
+        for uid in self.members.missing_from(listed) {
+            self.reporter(facts).report_gone(&uid);
         }
     }
 
-    /// Forgets the state of gangs and builds it again from what the cluster shows. Work that is not done yet is produced again.
-    fn start_over(&mut self) {
-        self.drop_places();
-        self.end_deadlock();
-        self.release_backfill();
-        let gangs = &mut self.gangs;
-        gangs.moved.extend(gangs.core.views().map(|view| Arc::clone(view.key())));
-        let (counts, _) = gangs.core.continuations();
-        gangs.core = Gangs::new(gangs.settings.clone()).counting_from(counts);
-        gangs.effects = Effects::default();
-        gangs.synced = false;
-        gangs.told.clear();
-        gangs.reported.clear();
-        gangs.found_gone.clear();
-        gangs.called.clear();
-        gangs.deferred.clear();
-        gangs.offers.clear();
-        gangs.work.clear();
-        gangs.statuses.clear();
-        gangs.announced.clear();
-        gangs.reclaim.restart();
-        if gangs.leading {
-            self.tell_all();
+    /// Members that binds found deleted before `since` and that the watch still shows.
+    pub(super) fn gone_before(&self, since: std::time::Instant) -> impl Iterator<Item = PodUid> {
+        self.members.gone_before(since)
+    }
+
+    /// A pod that lost its gang's annotation and is bound or being bound still belongs to that gang: other members run
+    /// with it.
+    pub(super) fn keep_membership(&self, uid: &PodUid, membership: &mut Option<Arc<Membership>>) {
+        if membership.is_none() {
+            *membership = self.gangs().bound_membership(uid).cloned();
         }
+    }
+
+    /// Whether the object of a decided gang shows the reservation of a member. True for any other pod.
+    pub(super) fn is_written(&self, uid: &PodUid) -> bool {
+        let gang = self.gangs().goes_with(uid).and_then(|gang| self.gangs().view(gang));
+        gang.is_none_or(|gang| gang.is_written(uid))
+    }
+
+    /// An owner that defines the size of a gang; `None` if there is none of the name.
+    pub(super) fn owner_seen(&mut self, now: Now, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
+        if self.objects.set_owner(owner, facts.clone()) {
+            // From here on its gangs may be victims.
+            self.unprotected();
+        }
+        self.machine.observe(now, GangEvent::OwnerSeen { owner, facts });
+    }
+
+    /// A Gang object was seen.
+    pub(super) fn object_seen(&mut self, now: Now, namespace: &str, name: &str, object: Object) {
+        if self.is_leading() {
+            let event = GangEvent::ObjectSeen { namespace, name, object: Box::new(object.clone()) };
+            self.machine.handle(now, event);
+        }
+        // A member waits until its reservation is written.
+        let decided = self.objects.set(namespace, name, object);
+        self.work.note_moved(decided.map(Arc::new));
+    }
+
+    /// A Gang object was deleted.
+    pub(super) fn object_gone(&mut self, now: Now, namespace: &str, name: &str) {
+        self.objects.remove(namespace, name);
+        // Also for an object that was not known: a waiting bind needs the event.
+        self.machine.observe(now, GangEvent::ObjectGone { namespace, name });
+    }
+
+    /// A list of Gang objects is complete.
+    pub(super) fn objects_listed(&mut self, now: Now, listed: &HashSet<Arc<str>>) {
+        for (namespace, name) in self.objects.missing_from(listed) {
+            self.object_gone(now, &namespace, &name);
+        }
+    }
+
+    /// Gives the state machine what follows from the facts since the last time.
+    pub(super) fn settle(&mut self, facts: &mut Facts) {
+        if self.shapes.manage(facts.nodes.resources().managed()) && self.is_leading() {
+            self.reporter(facts).report_all();
+        }
+        let now = facts.clock.now();
+        let is_complete = self.is_leading() && facts.lists.is_synced();
+        if is_complete && !std::mem::replace(&mut self.synced, true) {
+            self.reporter(facts).report_ungranted();
+            // Bindings that an earlier term of leadership may still be sending: their members keep the reservations of the decision.
+            for uid in facts.reservations.pods_with_binds() {
+                self.machine.handle(now, GangEvent::BindEnded { pod: &uid, outcome: BindEnd::Unsure });
+            }
+            self.machine.handle(now, GangEvent::Synced);
+        }
+        let overdue = self.reclaim.take_overdue(now.unix);
+        let end = facts.end_nominations();
+        if facts.take_resources_gained() || end || overdue {
+            self.gained();
+        }
+        self.collect(facts);
+    }
+
+    /// Carries out the commands of the state machine, or leaves them to the part that does.
+    fn collect(&mut self, facts: &mut Facts) {
+        for change in self.machine.take_slot_changes() {
+            self.work.note_moved([Arc::clone(&change.gang)]);
+            let change = self.reservations.change(change, facts, &self.shapes);
+            if change.has_released {
+                self.gained();
+            }
+            if let Some(node) = change.node.and_then(|node| facts.nodes.get(node)) {
+                self.reservation_orphaned(node);
+            }
+        }
+        if self.work.add(self.machine.take_work()) {
+            let gangs = self.machine.gangs();
+            self.reclaim.retain(|gang| gangs.view(gang).is_some());
+            self.offers.retain(|gang| gangs.view(gang).is_some());
+        }
+        self.work.add_statuses(self.machine.take_statuses());
+    }
+
+    /// Reports lost reservations to the state machine, once the facts are complete.
+    pub(super) fn check_reservations(&mut self, facts: &mut Facts) {
+        if facts.lists.is_synced() {
+            self.reservations.check(&mut self.machine, facts, &self.shapes);
+            self.collect(facts);
+        }
+    }
+
+    /// Keeps nodes free for the first gang of the queue, or opens them.
+    pub(super) fn keep_backfill(&mut self, facts: &mut Facts) {
+        if !self.backfill.take_due() || !self.is_leading() || !facts.lists.is_synced() {
+            return;
+        }
+        let source = PlanSource::new(facts, &self.shapes, &self.offers, BackfillReservations::default());
+        let change = self.backfill.check(&self.machine, source);
+        if let Some(kept) = change.opened {
+            self.open(facts, &kept);
+        }
+        if change.has_new_head {
+            self.gained();
+        }
+        self.changed |= change.has_reserved;
+    }
+
+    /// Advances the time of gangs.
+    pub(super) fn tick(&mut self, facts: &mut Facts) {
+        let now = facts.clock.now();
+        for uid in self.members.expire(now.at) {
+            self.reporter(facts).report_gone(&uid);
+        }
+        let wanted = self.gangs().watched_owners().into_iter();
+        let read: HashSet<OwnerRef> =
+            wanted.filter_map(|wanted| (!wanted.unread).then_some(wanted.owner)).collect();
+        self.objects.retain_owners(&read);
+        self.sweep_shapes(facts);
+        self.machine.observe(now, GangEvent::Tick);
+        self.reservations.tick();
+        if let Some(kept) = self.deadlock.follow(now.at, self.machine.gangs()) {
+            self.open(facts, &kept);
+        }
+        if self.holders(facts).are_outdated() {
+            self.reshaped();
+        }
+        self.backfill.tick();
+        self.reclaim.tick(now.at, &facts.published);
+    }
+
+    fn sweep_shapes(&mut self, facts: &Facts) {
+        if !self.shapes.are_many() {
+            return;
+        }
+        let nodes = facts.nodes.iter();
+        let reserved = nodes.flat_map(|(_, node)| node.occupancy().gang_reservations());
+        let mut used: HashSet<ShapeId> = reserved.filter_map(|place| place.shape).collect();
+        let pods = facts.pods.iter().chain(self.members.all_reported());
+        for pod in pods.filter(|pod| pod.membership.is_some()) {
+            if let Ok(request) = &pod.request {
+                used.insert(self.shapes.of(request, &pod.needs));
+            }
+        }
+        self.shapes.sweep(&used);
+    }
+
+    fn may_plan(&self, facts: &Facts) -> bool {
+        self.planning && self.is_leading() && facts.lists.is_synced()
+    }
+
+    /// Whether [`GangIndex::plan_next`] has something to do.
+    pub(super) fn has_unplanned(&self, facts: &Facts) -> bool {
+        self.may_plan(facts) && self.gangs().has_next(self.reclaim.growth())
+    }
+
+    /// Plans the next gang on the snapshot that was published last: it gets reservations as a whole, or a refusal. False if none is to
+    /// be planned now.
+    pub(super) fn plan_next(&mut self, facts: &Facts) -> bool {
+        if !self.may_plan(facts) {
+            return false;
+        }
+        let (now, growth) = (facts.clock.now(), self.reclaim.growth());
+        let Some(wanted) = self.machine.next(now, growth) else {
+            self.reclaim.all_planned();
+            self.deadlock.all_planned(growth);
+            return false;
+        };
+        if wanted.without.is_empty() {
+            self.offers.forget(&wanted.gang);
+        }
+        let (result, is_released) = self.plan(facts, &wanted);
+        let still_degraded = wanted.completes && result.is_err();
+        self.machine.handle(now, GangEvent::Planned { gang: &wanted.gang, result });
+        if is_released {
+            self.reclaim.note_released(self.machine.gangs(), &wanted);
+        }
+        if still_degraded {
+            let reservations = BackfillReservations { deadlock: None, head: self.backfill.reservation() };
+            let source = PlanSource::new(facts, &self.shapes, &self.offers, reservations);
+            let growth = self.reclaim.growth();
+            self.changed |= self.deadlock.resolve(&mut self.machine, source, growth);
+        }
+        true
+    }
+
+    /// The plan of a gang. Also returns whether others have released reservations for it.
+    fn plan(&mut self, facts: &Facts, wanted: &PlanRequest) -> (Result<Placement, Refusal>, bool) {
+        let backfill =
+            BackfillReservations { deadlock: self.deadlock.reservation(), head: self.backfill.reservation() };
+        let source = PlanSource::new(facts, &self.shapes, &self.offers, backfill);
+        self.reclaim.begin();
+        let (planned, fits_backfill) =
+            match self.reclaim.repeated_refusal(self.machine.gangs(), source, wanted) {
+                Some(refused) => (Err(refused), false),
+                None => planning::plan_beside_backfill(source, wanted),
+            };
+        let reclaimed = match &planned {
+            Err(refused) if !refused.is_hopeless() => self.reclaim.find(&mut self.machine, source, wanted),
+            _ => Reclaimed::Nothing,
+        };
+        let holders = ReservationHolders::new(self.machine.gangs(), facts, self.only_looks);
+        let planned = planned.map_err(|refused| holders.complete(refused, wanted, source));
+        let is_released = matches!(reclaimed, Reclaimed::Released(_));
+        let waits = matches!(reclaimed, Reclaimed::Terminating);
+        let result = match (planned, reclaimed) {
+            (Err(_), Reclaimed::Released(placement) | Reclaimed::Preempted(placement)) => Ok(placement),
+            (Err(_), Reclaimed::Terminating) => Err(Refusal::PodsTerminating),
+            (planned, _) => planned,
+        };
+        if let Err(refused) = &result
+            && !refused.is_hopeless()
+        {
+            self.reclaim.refused(wanted);
+            self.backfill.refused(wanted);
+        }
+        // A refusal because of terminating pods or a backfill reservation does not stay true for long.
+        let is_stable = !waits && !fits_backfill;
+        self.reclaim.planned(wanted, result.is_ok(), is_stable, &facts.published);
+        (result, is_released)
     }
 }
 

@@ -13,8 +13,10 @@ use gantry_gang::needs::{Toleration, TolerationValue};
 use gantry_planner::inventory::Inventory;
 use gantry_planner::snapshot::NodeIx;
 
-use super::Index;
+use super::GangViews;
+use super::facts::Facts;
 use super::node::Node;
+use super::node_resources_table::NodeResourcesTable;
 
 /// Why a GPU is idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,22 +81,22 @@ pub struct IdleTotals {
 }
 
 impl IdleTotals {
-    pub(super) fn of(index: &Index) -> Self {
+    pub(super) fn of(facts: &Facts, gangs: GangViews<'_>, tolerations: Vec<Toleration>) -> Self {
         let mut totals = Self::default();
-        let mut domains = DomainSets::new(index);
-        for (number, node) in index.nodes.iter() {
+        let mut domains = DomainSets::new(&facts.resources, tolerations);
+        for (number, node) in facts.nodes.iter() {
             if let Some(inventory) = node.inventory() {
                 totals.add_node(node, inventory);
                 totals.add_sets((number, node), &mut domains);
             }
         }
         totals.largest_gangs = domains.largest();
-        for (namespace, devices) in index.devices_awaited_by_gangs() {
+        for (namespace, devices) in gangs.awaited_devices() {
             totals.add_waiting(namespace, devices);
         }
-        for (uid, pod) in index.unschedulable.refused() {
+        for (uid, pod) in facts.unschedulable.refused() {
             // A member's devices are counted with its gang.
-            if index.gang_of(uid).is_none() {
+            if gangs.of_pod(uid).is_none() {
                 let devices = pod.request.asks.iter().map(|ask| u64::from(ask.devices)).sum();
                 totals.add_waiting(&pod.namespace, devices);
             }
@@ -163,7 +165,7 @@ fn add(own: &mut Sets, more: &Sets) {
 
 /// Free sets by domain of the fabric.
 struct DomainSets<'i> {
-    index: &'i Index,
+    resources: &'i NodeResourcesTable,
     /// A pod that has only the tolerations of the members of known gangs.
     needs: Needs,
     /// By resource, level and domain.
@@ -171,15 +173,15 @@ struct DomainSets<'i> {
 }
 
 impl<'i> DomainSets<'i> {
-    fn new(index: &'i Index) -> Self {
-        let needs = Needs { tolerations: index.gangs.tolerations(), ..Needs::default() };
-        Self { index, needs, sets: BTreeMap::new() }
+    fn new(resources: &'i NodeResourcesTable, tolerations: Vec<Toleration>) -> Self {
+        let needs = Needs { tolerations, ..Needs::default() };
+        Self { resources, needs, sets: BTreeMap::new() }
     }
 
     /// Whether a node takes a pod without a selector. GPU nodes often have a taint with the name of the resource, which pods
     /// of that resource tolerate.
     fn takes_pods(&self, number: NodeIx, node: &Node) -> bool {
-        if self.index.misfit(number, &self.needs).is_none() {
+        if self.resources.admits(number, &self.needs) {
             return true;
         }
         let of_resource = |resource: &ResourceName| Toleration {
@@ -190,11 +192,11 @@ impl<'i> DomainSets<'i> {
         let own = node.pools().map(|(pool, _)| of_resource(&pool.resource));
         let mut needs = self.needs.clone();
         needs.tolerations.extend(own);
-        self.index.misfit(number, &needs).is_none()
+        self.resources.admits(number, &needs)
     }
 
     fn add(&mut self, number: NodeIx, resource: &'i ResourceName, sets: &Sets) {
-        let fabric = self.index.fabric();
+        let fabric = self.resources.fabric();
         let levels = (0..fabric.levels.0.len()).filter(|level| fabric.in_use(*level));
         let within = levels.filter_map(|level| Some((Some(level), fabric.of_node_at(number.0, level)?)));
         for (level, domain) in within.chain([(None, DomainIx(0))]) {
@@ -203,7 +205,7 @@ impl<'i> DomainSets<'i> {
     }
 
     fn largest(self) -> BTreeMap<(ResourceName, Arc<str>), Sets> {
-        let levels = &self.index.fabric().levels.0;
+        let levels = &self.resources.fabric().levels.0;
         let mut largest: BTreeMap<(ResourceName, Arc<str>), Sets> = BTreeMap::new();
         for ((resource, level, _), sets) in self.sets {
             let level = level.and_then(|level| levels.get(level));

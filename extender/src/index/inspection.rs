@@ -9,13 +9,15 @@ use gantry_api::placement::ComparedFabric;
 use gantry_api::xid::Table;
 use gantry_api::{DeviceId, NodeName, Placement, PodUid, Reason, ResourceName, names};
 use gantry_gang::protocol::{Stage, Withheld};
-use gantry_gang::{GangKey, Misfit, Resources};
+use gantry_gang::{GangKey, Misfit, Needs, NodeFacts, Resources};
 use serde::{Deserialize, Serialize};
 
+use super::facts::Facts;
+use super::gangs::ReservationHolders;
 use super::least_set::least_set;
 use super::node::Node;
 use super::victim_search::fits_without;
-use super::{GangReservations, Index};
+use super::{GangReservations, GangViews};
 use crate::pod::PodFacts;
 use gantry_planner::decide::{self, ForeignNodes, NodeRefusal};
 use gantry_planner::devices::DeviceSet;
@@ -204,6 +206,11 @@ impl fmt::Display for Lack {
 }
 
 impl Lack {
+    /// Why the labels, the taints or the volumes of a node rule a pod out; `facts` are those of the node.
+    pub(super) fn of_node(facts: Option<&Arc<NodeFacts>>, needs: &Needs) -> Option<Self> {
+        facts.map_or(Some(Self::NoNode), |facts| needs.admits(facts).err().map(Self::from))
+    }
+
     /// Whether the node's labels, taints or volumes rule the pod out, so that the end of pods changes nothing.
     pub fn is_misfit(&self) -> bool {
         matches!(self, Self::Cordoned | Self::Taint { .. } | Self::NodeAffinity | Self::Volume | Self::NoNode)
@@ -211,6 +218,37 @@ impl Lack {
 }
 
 impl PodReport {
+    /// Reports on a pod, at first without the nodes of one that waits ([`InspectedNodes`]).
+    ///
+    /// # Errors
+    /// What the pod asks for cannot be read: why.
+    pub(super) fn new(facts: &Facts, gangs: GangViews<'_>, pod: &PodFacts) -> Result<Self, String> {
+        let request = pod.request.as_ref().map_err(ToString::to_string)?;
+        let asks = request.asks.iter();
+        let asks: Vec<String> = asks.map(|ask| format!("{} {}", ask.devices, ask.resource)).collect();
+        let bound = pod.node.as_ref().map(|node| Bound::of(facts, pod, node));
+        let gang = gangs.goes_with(&pod.uid).map(|key| &**key);
+        Ok(Self {
+            namespace: Arc::clone(&pod.namespace),
+            name: Arc::clone(&pod.name),
+            asks: asks.join(", "),
+            gang: gang.and_then(|key| gangs.in_few_words(key)),
+            gang_reason: gang.and_then(|key| gangs.reason_of(key)),
+            gang_compared: gang.filter(|_| bound.is_some()).and_then(|key| gangs.compared_for(key)),
+            gangs_with_undecided_reservations: match bound {
+                Some(_) => Vec::new(),
+                None => gangs.with_places(gang),
+            },
+            scheduled_by: facts.schedulers.other_scheduler_of(pod),
+            gate: match &pod.stage {
+                Stage::Gated { by } => Some(by.clone().unwrap_or_else(|| names::GANG_GATE.into())),
+                _ => None,
+            },
+            bound,
+            nodes: Vec::new(),
+        })
+    }
+
     /// Sets the nodes, the best first.
     pub(crate) fn set_nodes(&mut self, mut nodes: Vec<NodeReport>) {
         let worth = |node: &NodeReport| (node.lacks.is_some(), node.would_have_to_end.len());
@@ -227,74 +265,13 @@ impl PodReport {
     }
 }
 
-impl Index {
-    /// Why the labels, the taints or the volumes of a node rule a pod out.
-    pub(crate) fn misfit(&self, node: NodeIx, needs: &gantry_gang::Needs) -> Option<Lack> {
-        let facts = self.resources.get(node).and_then(|room| room.facts.as_ref());
-        facts.map_or(Some(Lack::NoNode), |facts| needs.admits(facts).err().map(Lack::from))
-    }
-
-    /// Reports on a pod, at first without the nodes of one that waits ([`Index::inspect_nodes`]).
-    ///
-    /// # Errors
-    /// What the pod asks for cannot be read: why.
-    pub(crate) fn inspect(&self, pod: &PodFacts) -> Result<PodReport, String> {
-        let request = pod.request.as_ref().map_err(ToString::to_string)?;
-        let asks = request.asks.iter();
-        let asks: Vec<String> = asks.map(|ask| format!("{} {}", ask.devices, ask.resource)).collect();
-        let bound = pod.node.as_ref().map(|node| self.bound(pod, node));
-        let gang = self.goes_with(&pod.uid).map(|key| &**key);
-        Ok(PodReport {
-            namespace: Arc::clone(&pod.namespace),
-            name: Arc::clone(&pod.name),
-            asks: asks.join(", "),
-            gang: gang.and_then(|key| self.in_few_words(key)),
-            gang_reason: gang.and_then(|key| self.reason_of(key)),
-            gang_compared: gang.filter(|_| bound.is_some()).and_then(|key| self.compared_for(key)),
-            gangs_with_undecided_reservations: match bound {
-                Some(_) => Vec::new(),
-                None => self.with_places(gang),
-            },
-            scheduled_by: self.schedulers.other_scheduler_of(pod),
-            gate: match &pod.stage {
-                Stage::Gated { by } => Some(by.clone().unwrap_or_else(|| names::GANG_GATE.into())),
-                _ => None,
-            },
-            bound,
-            nodes: Vec::new(),
-        })
-    }
-
-    /// Looks at nodes for a pod that waits, from number `from` on, `most` at a time.
-    pub(crate) fn inspect_nodes(&self, pod: &PodFacts, from: u32, most: usize) -> InspectedNodes {
-        let (_, renumbered) = self.nodes.revisions();
-        let mut inspected = InspectedNodes { nodes: Vec::new(), next: None, renumbered };
-        let Ok(request) = &pod.request else {
-            return inspected;
-        };
-        let gang = self.goes_with(&pod.uid).map(|key| &**key);
-        let inspection = Inspection { index: self, pod, request, gang };
-        let excluded = self.resources.barred(&pod.needs, &[]);
-        let is_excluded = |node: NodeIx| {
-            let only = excluded.only.as_ref();
-            excluded.nodes.binary_search(&node).is_ok()
-                || only.is_some_and(|only| only.binary_search(&node).is_err())
-        };
-        for (looked, (number, node)) in self.nodes.iter().skip(from as usize).enumerate() {
-            if looked >= most {
-                inspected.next = Some(number.0);
-                break;
-            }
-            inspected.nodes.extend(inspection.look(number, node, is_excluded(number)));
-        }
-        inspected
-    }
-
-    pub(super) fn bound(&self, pod: &PodFacts, node: &NodeName) -> Bound {
+impl Bound {
+    /// What a pod holds of its node.
+    pub(super) fn of(facts: &Facts, pod: &PodFacts, node: &NodeName) -> Self {
         let mut devices = Vec::new();
         let mut words = Vec::new();
         let mut unhealthy = Vec::new();
-        if let Some(entry) = self.nodes.by_name(node.as_str())
+        if let Some(entry) = facts.nodes.by_name(node.as_str())
             && let Some(held) = entry.held_by(&pod.uid)
         {
             let pools = entry.pools().zip(held);
@@ -305,7 +282,7 @@ impl Index {
                 unhealthy.extend(unhealthy_gpus(entry, pool, Some(&faulty)));
             }
         }
-        Bound { node: node.clone(), devices, words: words.join(", "), unhealthy, placement: None }
+        Self { node: node.clone(), devices, words: words.join(", "), unhealthy, placement: None }
     }
 }
 
@@ -342,6 +319,39 @@ pub(crate) struct InspectedNodes {
     pub(crate) renumbered: u64,
 }
 
+impl InspectedNodes {
+    /// Looks at nodes for a pod that waits, from number `from` on, `most` at a time.
+    pub(super) fn of(
+        facts: &Facts,
+        gangs: GangViews<'_>,
+        holders: ReservationHolders<'_>,
+        pod: &PodFacts,
+        (from, most): (u32, usize),
+    ) -> Self {
+        let (_, renumbered) = facts.nodes.revisions();
+        let mut inspected = Self { nodes: Vec::new(), next: None, renumbered };
+        let Ok(request) = &pod.request else {
+            return inspected;
+        };
+        let gang = gangs.goes_with(&pod.uid).map(|key| &**key);
+        let inspection = Inspection { facts, gangs, holders, pod, request, gang };
+        let excluded = facts.resources.barred(&pod.needs, &[]);
+        let is_excluded = |node: NodeIx| {
+            let only = excluded.only.as_ref();
+            excluded.nodes.binary_search(&node).is_ok()
+                || only.is_some_and(|only| only.binary_search(&node).is_err())
+        };
+        for (looked, (number, node)) in facts.nodes.iter().skip(from as usize).enumerate() {
+            if looked >= most {
+                inspected.next = Some(number.0);
+                break;
+            }
+            inspected.nodes.extend(inspection.look(number, node, is_excluded(number)));
+        }
+        inspected
+    }
+}
+
 /// What a pod holds of a node.
 struct Held<'h> {
     uid: &'h PodUid,
@@ -373,7 +383,9 @@ impl Ending<'_> {
 
 /// Looks at nodes for one pod that waits.
 struct Inspection<'i> {
-    index: &'i Index,
+    facts: &'i Facts,
+    gangs: GangViews<'i>,
+    holders: ReservationHolders<'i>,
     pod: &'i PodFacts,
     request: &'i Request,
     gang: Option<&'i GangKey>,
@@ -390,7 +402,7 @@ impl Inspection<'_> {
             reserved_for_gangs: Vec::new(),
             unhealthy: Vec::new(),
         };
-        let misfit = self.index.misfit(number, &self.pod.needs);
+        let misfit = Lack::of_node(self.facts.resources.facts(number), &self.pod.needs);
         let Some(class) = node.exact(&[]) else {
             // A node without any GPUs is left out.
             let advertised = node.advertised()?;
@@ -398,7 +410,7 @@ impl Inspection<'_> {
                 let count = advertised.iter().find(|(resource, _)| *resource == ask.resource);
                 count.is_some_and(|(_, count)| *count > 0)
             });
-            let refused = self.index.options.foreign == ForeignNodes::Refuse;
+            let refused = self.facts.options.foreign == ForeignNodes::Refuse;
             return any.then(|| report(misfit.or(refused.then_some(Lack::NoPlugin))));
         };
         if misfit.is_some() {
@@ -408,9 +420,9 @@ impl Inspection<'_> {
             return Some(report(Some(Lack::PodAffinity)));
         }
         let resources = &self.pod.needs.resources;
-        let left = self.index.resources.get(number).map(|room| &room.left);
+        let left = self.facts.resources.get(number).map(|room| &room.left);
         let score = match decide::judge(&class, self.request) {
-            Ok(()) => decide::score(&class, self.request, &[], self.index.options.policy).ok_or_else(|| {
+            Ok(()) => decide::score(&class, self.request, &[], self.facts.options.policy).ok_or_else(|| {
                 Lack::Unmet { text: "the devices that are free do not fit the containers".to_owned() }
             }),
             Err(refusal) => Err(refusal.into()),
@@ -429,7 +441,7 @@ impl Inspection<'_> {
             }
         };
         let mut found = report(Some(lack));
-        found.reserved_for_gangs = self.index.reserved_for_gangs_on(node, self.gang);
+        found.reserved_for_gangs = self.holders.decided_on(node, self.gang);
         found.would_have_to_end = self.would_have_to_end(node, &class, left);
         let asked = node.pools().map(|(pool, _)| pool);
         let asked = asked.filter(|pool| self.request.asks.iter().any(|ask| ask.resource == pool.resource));
@@ -443,10 +455,10 @@ impl Inspection<'_> {
         if self.gang.is_some() {
             return None;
         }
-        if self.index.is_kept_from(node, self.pod.priority) {
-            return self.index.kept().map(|kept| Lack::BackfillReservation { gang: kept.gang.to_string() });
+        if let Some(kept) = self.gangs.reservation_against(node, self.pod.priority) {
+            return Some(Lack::BackfillReservation { gang: kept.gang.to_string() });
         }
-        let promised = self.index.published.promised.as_ref()?;
+        let promised = self.facts.published.promised.as_ref()?;
         let leaves = promised.leaves(node, class, self.pod.priority, self.request);
         (!leaves && self.pod.nominated.is_none()).then_some(Lack::Nominated)
     }
@@ -458,7 +470,7 @@ impl Inspection<'_> {
         let mut ending: Vec<Ending<'_>> = Vec::new();
         for (uid, sets) in node.holders() {
             let held = self.held(uid, sets);
-            match self.index.goes_with(uid) {
+            match self.gangs.goes_with(uid) {
                 // Other members of its gang are to run with it.
                 Some(gang) if Some(&**gang) == self.gang => {}
                 Some(gang) => gangs.entry(gang).or_default().push(held),
@@ -466,13 +478,13 @@ impl Inspection<'_> {
             }
         }
         for (gang, held) in gangs {
-            match self.index.may_lose(gang, held.len()) {
+            match self.gangs.may_lose(gang, held.len()) {
                 true => {
                     let each = held.into_iter().map(|held| Ending { gang: None, pods: 1, held: vec![held] });
                     ending.extend(each);
                 }
                 false => {
-                    let pods = self.index.bound_members(gang).len();
+                    let pods = self.gangs.bound_members(gang).len();
                     ending.push(Ending { gang: Some(gang), pods, held });
                 }
             }
@@ -495,7 +507,7 @@ impl Inspection<'_> {
 
     fn names_of(&self, ending: &Ending<'_>) -> Vec<String> {
         match ending.gang {
-            Some(gang) => self.index.bound_members(gang),
+            Some(gang) => self.gangs.bound_members(gang),
             None => {
                 let pods = ending.held.iter().filter_map(|held| held.pod);
                 pods.map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect()
@@ -505,7 +517,7 @@ impl Inspection<'_> {
 
     fn held<'h>(&'h self, uid: &'h PodUid, sets: &'h [DeviceSet]) -> Held<'h> {
         let devices = sets.iter().map(DeviceSet::len).sum();
-        Held { uid, sets, devices, pod: self.index.pods.get(uid) }
+        Held { uid, sets, devices, pod: self.facts.pods.get(uid) }
     }
 
     fn would_fit(&self, class: &Class, left: Option<&Resources>, ended: &[&Held<'_>]) -> bool {
@@ -517,7 +529,7 @@ impl Inspection<'_> {
             pods.for_each(|pod| left.add(&pod.needs.resources));
             left.fits(&self.pod.needs.resources).is_ok()
         });
-        has_resources && fits_without(class, self.request, &back, self.index.options.policy)
+        has_resources && fits_without(class, self.request, &back, self.facts.options.policy)
     }
 }
 

@@ -11,6 +11,7 @@ use super::pod_store::PodStore;
 use super::reservations::Target;
 use crate::ledger::{Devices, Fault, Ledger, PoolLedger};
 use crate::pod::PodFacts;
+use gantry_gang::GangKey;
 use gantry_gang::protocol::Withheld;
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::inventory::{self, Held, Inventory};
@@ -196,6 +197,23 @@ impl Node {
     pub(super) fn held_by(&self, uid: &PodUid) -> Option<&[DeviceSet]> {
         let held = self.ledger.pods.iter().find(|(known, _)| known == uid);
         held.map(|(_, held)| held.as_slice())
+    }
+
+    /// The devices that the end of a pod returns, if the node has an inventory. Devices reserved for gangs other than `own` go to those.
+    pub(super) fn released_by(&self, uid: &PodUid, own: Option<&Arc<GangKey>>) -> Option<Devices> {
+        let held = self.held_by(uid).filter(|_| self.inventory().is_some())?;
+        let others = || self.occupancy().gang_reservations().iter().filter(|place| own != Some(&place.gang));
+        let devices = self.pools().zip(held).map(|((pool, _), held)| {
+            let mut devices = held.clone();
+            for (resource, ids) in others().flat_map(|place| &place.devices) {
+                devices.remove(&pool.taken(resource, ids));
+            }
+            (pool, devices)
+        });
+        let devices = devices
+            .filter(|(_, devices)| !devices.is_empty())
+            .map(|(pool, devices)| (pool.resource.clone(), pool.ids_of(&devices)));
+        Some(devices.collect())
     }
 
     /// Why the plugin does not serve, if it does not.

@@ -172,6 +172,16 @@ impl NodeResourcesTable {
         self.nodes.get(node.0 as usize)
     }
 
+    /// The labels, taints and capacity of a node.
+    pub(super) fn facts(&self, node: NodeIx) -> Option<&Arc<NodeFacts>> {
+        self.get(node).and_then(|room| room.facts.as_ref())
+    }
+
+    /// Whether the labels, taints and volumes of a node admit a pod.
+    pub(super) fn admits(&self, node: NodeIx, needs: &Needs) -> bool {
+        self.facts(node).is_some_and(|facts| needs.admits(facts).is_ok())
+    }
+
     /// The fabric as of the last publication.
     pub(super) fn fabric(&self) -> &Fabric {
         &self.fabric

@@ -1,7 +1,7 @@
 //! All nodes by number, the classes that they fall into, and the resources that they offer. A node whose facts change
 //! is marked, and its ledger and class are computed again before the next snapshot.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -110,6 +110,12 @@ impl NodeTable {
     /// All nodes with their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (NodeIx, &Node)> {
         (0..).map(NodeIx).zip(&self.nodes)
+    }
+
+    /// What other programs do with nodes, by their marks.
+    pub(super) fn marks(&self) -> BTreeMap<NodeName, Arc<str>> {
+        let marked = self.iter().filter_map(|(_, node)| Some((node.name().clone(), node.mark()?.clone())));
+        marked.collect()
     }
 
     /// The numbers of all nodes.

@@ -11,9 +11,10 @@ use gantry_planner::devices::DeviceSet;
 use gantry_planner::inventory::{Inventory, Pool};
 use gantry_topology::machine::models;
 
+use super::facts::Facts;
 use super::inspection::Bound;
 use super::node::Node;
-use super::{Index, NodeIx};
+use super::{GangViews, NodeIx};
 use crate::ledger::{Devices, Ledger};
 use crate::pod::PodFacts;
 
@@ -85,13 +86,12 @@ pub struct PodObservation {
     pub other_scheduler: Option<Arc<str>>,
 }
 
-impl Index {
+impl ObservedNodes {
     /// The nodes that changed after revision `since`, from number `from` on, `most` at a time.
-    pub fn observe_nodes(&self, from: u32, since: u64, most: usize) -> ObservedNodes {
-        let (nodes, renumbered) = self.nodes.revisions();
-        let mut observed =
-            ObservedNodes { nodes: Vec::new(), next: None, revisions: Revisions { nodes, renumbered } };
-        for (number, node) in self.nodes.iter().skip(from as usize) {
+    pub(super) fn of(facts: &Facts, gangs: GangViews<'_>, from: u32, since: u64, most: usize) -> Self {
+        let (nodes, renumbered) = facts.nodes.revisions();
+        let mut observed = Self { nodes: Vec::new(), next: None, revisions: Revisions { nodes, renumbered } };
+        for (number, node) in facts.nodes.iter().skip(from as usize) {
             if node.revision() <= since {
                 continue;
             }
@@ -99,15 +99,32 @@ impl Index {
                 observed.next = Some(number.0);
                 break;
             }
-            observed.nodes.push(self.observe_node(number, node));
+            observed.nodes.push(NodeObservation::of(facts, gangs, number, node));
         }
         observed
     }
+}
 
-    fn observe_node(&self, number: NodeIx, node: &Node) -> NodeObservation {
+impl PodObservation {
+    /// A pod by its name.
+    pub(super) fn of(facts: &Facts, gangs: GangViews<'_>, namespace: &str, name: &str) -> Option<Self> {
+        let pod = Arc::clone(facts.pods.find(namespace, name)?);
+        Some(Self {
+            bound: pod.node.as_ref().map(|node| Bound::of(facts, &pod, node)),
+            gang: gangs.of_pod(&pod.uid).cloned(),
+            waits: gangs.why_waits(&pod.uid),
+            reserved_on: gangs.node_kept_for(&pod.uid).cloned(),
+            other_scheduler: facts.schedulers.other_scheduler_of(&pod),
+            pod,
+        })
+    }
+}
+
+impl NodeObservation {
+    fn of(facts: &Facts, gangs: GangViews<'_>, number: NodeIx, node: &Node) -> Self {
         let holder = |uid: &PodUid| {
-            let gang = self.gang_of(uid).cloned();
-            Some(Holder { pod: Arc::clone(self.pods.get(uid)?), gang })
+            let gang = gangs.of_pod(uid).cloned();
+            Some(Holder { pod: Arc::clone(facts.pods.get(uid)?), gang })
         };
         let published = node.shared().map(|(inventory, ledger)| {
             let occupancy = node.occupancy();
@@ -119,29 +136,14 @@ impl Index {
                 reservations: reservations
                     .map(|kept| (Arc::clone(&kept.gang), kept.devices.clone()))
                     .collect(),
-                facts: self.resources.get(number).and_then(|room| room.facts.clone()),
+                facts: facts.resources.facts(number).cloned(),
                 inventory,
                 ledger,
             }
         });
-        NodeObservation { name: node.name().clone(), published }
+        Self { name: node.name().clone(), published }
     }
 
-    /// A pod by its name.
-    pub fn observe_pod(&self, namespace: &str, name: &str) -> Option<PodObservation> {
-        let pod = Arc::clone(self.find_pod(namespace, name)?);
-        Some(PodObservation {
-            bound: pod.node.as_ref().map(|node| self.bound(&pod, node)),
-            gang: self.gang_of(&pod.uid).cloned(),
-            waits: self.why_waits(&pod.uid),
-            reserved_on: self.node_kept_for(&pod.uid).cloned(),
-            other_scheduler: self.schedulers.other_scheduler_of(&pod),
-            pod,
-        })
-    }
-}
-
-impl NodeObservation {
     /// The node as a map shows it, with its part of the fabric by `levels`; `None` if no Gantry plugin publishes it.
     pub fn to_map(&self, levels: &Levels) -> Option<NodeMap> {
         let Published { inventory, ledger, facts, pods, binds, reservations } = self.published.as_ref()?;

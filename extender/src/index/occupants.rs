@@ -7,7 +7,8 @@ use std::sync::Arc;
 use gantry_api::{NodeName, PodUid};
 use gantry_gang::GangKey;
 
-use super::Index;
+use super::GangViews;
+use super::facts::Facts;
 use crate::pod::PodFacts;
 
 /// A pod with devices.
@@ -32,38 +33,34 @@ pub struct Occupants {
     pub pods: Vec<Occupant>,
 }
 
-impl Index {
-    /// The members of gangs that hold devices of a node, each with a GPU of them, by the ledger.
-    pub(crate) fn gang_gpus(&self, node: &str) -> Vec<(Arc<GangKey>, Arc<PodFacts>, usize)> {
-        let Some(entry) = self.nodes.by_name(node) else {
-            return Vec::new();
+/// The members of gangs that hold devices of a node, each with a GPU of them, by the ledger.
+pub(super) fn gang_gpus(
+    facts: &Facts,
+    gangs: GangViews<'_>,
+    node: &str,
+) -> Vec<(Arc<GangKey>, Arc<PodFacts>, usize)> {
+    let Some(entry) = facts.nodes.by_name(node) else {
+        return Vec::new();
+    };
+    let mut all = Vec::new();
+    for (uid, held) in entry.holders() {
+        let (Some(gang), Some(pod)) = (gangs.of_pod(uid), facts.pods.get(uid)) else {
+            continue;
         };
-        let mut all = Vec::new();
-        for (uid, held) in entry.holders() {
-            let (Some(gang), Some(pod)) = (self.gang_of(uid), self.pods.get(uid)) else {
-                continue;
-            };
-            let devices = entry
-                .pools()
-                .zip(held)
-                .flat_map(|((pool, _), held)| held.iter().filter_map(|device| pool.gpu_of(device)));
-            let gpus: BTreeSet<usize> = devices.collect();
-            all.extend(gpus.into_iter().map(|gpu| (Arc::clone(gang), Arc::clone(pod), gpu)));
-        }
-        all
+        let devices = entry
+            .pools()
+            .zip(held)
+            .flat_map(|((pool, _), held)| held.iter().filter_map(|device| pool.gpu_of(device)));
+        let gpus: BTreeSet<usize> = devices.collect();
+        all.extend(gpus.into_iter().map(|gpu| (Arc::clone(gang), Arc::clone(pod), gpu)));
     }
+    all
+}
 
-    /// What other programs do with nodes, by their marks.
-    pub(crate) fn marks(&self) -> BTreeMap<NodeName, Arc<str>> {
-        let marked =
-            self.nodes.iter().filter_map(|(_, node)| Some((node.name().clone(), node.mark()?.clone())));
-        marked.collect()
-    }
-
-    /// The pods that hold devices of a GPU, by the ledger. A member of a gang stands for all bound members. `units`: what the
-    /// IDs of the GPU's devices begin with ([`crate::eviction::units`]).
-    pub fn occupants(&self, node: &str, units: &BTreeSet<&str>) -> Vec<Occupants> {
-        let Some(entry) = self.nodes.by_name(node) else {
+impl Occupants {
+    /// The pods that hold devices of a GPU: see [`Index::occupants`](super::Index::occupants).
+    pub(super) fn of(facts: &Facts, gangs: GangViews<'_>, node: &str, units: &BTreeSet<&str>) -> Vec<Self> {
+        let Some(entry) = facts.nodes.by_name(node) else {
             return Vec::new();
         };
         let holders = entry.holders().iter().filter(|(_, held)| {
@@ -72,25 +69,25 @@ impl Index {
                 held.iter().any(|device| pool.id(device).is_some_and(|id| units.contains(id.unit())))
             })
         });
-        let mut gangs: BTreeMap<&Arc<GangKey>, Vec<Occupant>> = BTreeMap::new();
+        let mut members: BTreeMap<&Arc<GangKey>, Vec<Occupant>> = BTreeMap::new();
         let mut all = Vec::new();
         for (uid, _) in holders {
-            match self.goes_with(uid) {
-                Some(gang) => drop(gangs.entry(gang).or_default()),
+            match gangs.goes_with(uid) {
+                Some(gang) => drop(members.entry(gang).or_default()),
                 None => {
                     let pods: Vec<Occupant> =
-                        self.pods.get(uid).and_then(|pod| occupant(pod)).into_iter().collect();
+                        facts.pods.get(uid).and_then(|pod| occupant(pod)).into_iter().collect();
                     all.push(Occupants { gang: None, pods });
                 }
             }
         }
-        let bound = self.pods.iter().filter(|pod| pod.is_live());
-        for (gang, pod) in bound.filter_map(|pod| Some((self.goes_with(&pod.uid)?, occupant(pod)?))) {
-            if let Some(pods) = gangs.get_mut(gang) {
+        let bound = facts.pods.iter().filter(|pod| pod.is_live());
+        for (gang, pod) in bound.filter_map(|pod| Some((gangs.goes_with(&pod.uid)?, occupant(pod)?))) {
+            if let Some(pods) = members.get_mut(gang) {
                 pods.push(pod);
             }
         }
-        all.extend(gangs.into_iter().map(|(gang, mut pods)| {
+        all.extend(members.into_iter().map(|(gang, mut pods)| {
             pods.sort();
             Occupants { gang: Some(gang.to_string()), pods }
         }));

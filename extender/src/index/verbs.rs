@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use gantry_api::placement::Compared;
 use gantry_api::{NodeName, PodUid};
-use gantry_gang::protocol::Answer;
+use gantry_gang::protocol::{Answer, Arrival, Assignment, BindEnd, GangEvent};
 
 use super::activation::{self, Activation};
 use super::reservations::{BindError, Reservations, Reserved, Target};
 use super::unschedulable_queue::{InsufficientPod, UnschedulablePod, is_gated_by_us};
 use super::victim_search::VictimSearch;
-use super::{Awaited, Belongs, Index};
+use super::{Awaited, Belongs, Called, Index};
 use crate::object_memory::Refusal;
 use crate::pod::PodFacts;
 use crate::wire::{CandidateNodes, Offer};
@@ -98,7 +98,7 @@ impl Index {
     /// See [`Undecided`]. Gangs are not known then, and a member must not be taken for a single pod: kube-scheduler would
     /// place it alone, or delete members of other gangs for it.
     pub(super) fn decides(&self) -> Result<(), Undecided> {
-        match (self.is_leading(), self.is_synced()) {
+        match (self.is_leading(), self.facts.lists.is_synced()) {
             (false, _) => Err(Undecided::Follower),
             (true, false) => Err(Undecided::Cold),
             (true, true) => Ok(()),
@@ -136,7 +136,7 @@ impl Index {
         let mut answer = self.decide(call, call.snapshot, candidates, nodes);
         if answer.passed.is_empty()
             && !answer.simulated
-            && let Some(lending) = self.lending(call.snapshot, call.priority)
+            && let Some(lending) = self.lending(call)
         {
             let lent = self.decide(call, &lending, candidates, nodes);
             if !lent.passed.is_empty() {
@@ -147,10 +147,16 @@ impl Index {
             return (answer, follow_up);
         }
         if answer.passed.is_empty() {
-            self.name_holders(&mut answer, nodes);
+            self.gangs.holders(&self.facts).name_in(&mut answer, nodes, self.gangs.reservations());
         }
         let after = self.note_filtered(call, candidates, &answer);
         (answer, follow_up.max(after))
+    }
+
+    /// The snapshot of a call as it is for pods that are lent devices; `None` if none are.
+    fn lending(&self, call: &SchedulingCall<'_>) -> Option<Snapshot> {
+        let lending = self.gangs.lending(&self.facts);
+        lending.snapshot_for(call.priority, call.snapshot, self.gangs.reservations())
     }
 
     /// Filters the candidates for a single pod over a snapshot.
@@ -162,7 +168,7 @@ impl Index {
         nodes: &[Option<NodeIx>],
     ) -> Filtered {
         let SchedulingCall { priority, request, .. } = call;
-        let mut answer = decide::filter(snapshot, self.options, request, candidates, nodes);
+        let mut answer = decide::filter(snapshot, self.facts.options, request, candidates, nodes);
         if let Some(kept) = &snapshot.kept
             && *priority <= kept.priority
         {
@@ -200,7 +206,7 @@ impl Index {
                 self.hold_for(&uid, &call.request, candidates.name(only as usize), compared);
                 FollowUp::Publish
             }
-            _ => match self.unschedulable.remove(&uid) {
+            _ => match self.facts.unschedulable.remove(&uid) {
                 Some(_) => FollowUp::Publish,
                 None => FollowUp::Nothing,
             },
@@ -226,11 +232,11 @@ impl Index {
             Answer::Node(node) => (position(candidates, &node), follow_up),
             Answer::Wait(_) => (None, follow_up),
             Answer::Single => {
-                let (request, options) = (&call.request, self.options);
+                let (request, options) = (&call.request, self.facts.options);
                 let prioritize = |snapshot: &Snapshot| {
                     decide::prioritize(snapshot, options, call.uid, request, candidates, nodes)
                 };
-                let lending = || prioritize(&self.lending(call.snapshot, call.priority)?);
+                let lending = || prioritize(&self.lending(call)?);
                 let Some(winner) = prioritize(call.snapshot).or_else(lending) else {
                     return (None, follow_up);
                 };
@@ -272,17 +278,17 @@ impl Index {
         priority: i32,
         offers: Vec<Offer>,
     ) -> Vec<Offer> {
-        if self.goes_with(uid).is_some() {
+        if self.gangs.gangs().goes_with(uid).is_some() {
             return Vec::new();
         }
-        let search = VictimSearch::new(self, request, priority);
+        let search = VictimSearch::new(&self.facts, self.gangs(), request, priority);
         let are_returning = search.comes_free(uid);
-        if self.unschedulable.awaits(self.now.at, uid, are_returning) {
+        if self.facts.unschedulable.awaits(self.facts.clock.now().at, uid, are_returning) {
             return Vec::new();
         }
-        let found = VictimSearch::new(self, request, priority).choose(offers);
+        let found = VictimSearch::new(&self.facts, self.gangs(), request, priority).choose(offers);
         if !found.is_empty() {
-            self.unschedulable.has_victims(uid);
+            self.facts.unschedulable.has_victims(uid);
         }
         found
     }
@@ -301,6 +307,138 @@ impl Index {
             }
         }
         self.arrive(target, request)
+    }
+
+    /// Handles a bind: grants devices to a single pod, or to a member of a decided gang. A repeated call gets the same answer.
+    /// `request` is the request of a single pod that is not known otherwise.
+    ///
+    /// # Errors
+    /// See [`BindError`]; then nothing is granted.
+    pub(super) fn arrive(
+        &mut self,
+        target: &Target,
+        request: Option<Arc<Request>>,
+    ) -> Result<BindStep, BindError> {
+        let waits = match self.facts.pods.get(&target.uid) {
+            // It is bound already, or elsewhere: there is nothing to wait for.
+            Some(pod) => pod.node.is_none(),
+            None => true,
+        };
+        if !waits {
+            return self.reserve(target, request).map(BindStep::Single);
+        }
+        match self.gangs.arrive(self.facts.clock.now(), target)? {
+            Arrival::Single => self.reserve(target, request).map(BindStep::Single),
+            Arrival::Refuse(why) => Err(BindError::Gang(why.message)),
+            Arrival::Wait => {
+                let awaited = self.gangs.awaited(&target.uid);
+                awaited.map(BindStep::Wait).ok_or_else(|| BindError::UnknownPod(target.uid.clone()))
+            }
+            Arrival::Go(placed) => match self.reserve_for_member(target, &placed) {
+                Ok(reserved) => Ok(BindStep::Member(reserved)),
+                Err(error) => {
+                    self.gangs.may_move(&self.facts, &target.uid);
+                    match error {
+                        // The pod that had the devices is still ending, or its end is not certain yet.
+                        BindError::NotFree { .. } => Ok(BindStep::Wait(Awaited {
+                            gang: placed.gang,
+                            why: Some(error.to_string().into()),
+                        })),
+                        other => Err(other),
+                    }
+                }
+            },
+        }
+    }
+
+    /// Grants exactly the devices of a reservation to the bind of its member.
+    fn reserve_for_member(&mut self, target: &Target, placed: &Assignment) -> Result<Reserved, BindError> {
+        let reported = self.gangs.reported(&target.uid);
+        let request = reported.and_then(|pod| pod.request.clone().ok());
+        let request = self.check_pod(target, request)?;
+        let Some(request) = request.map(|request| request.of(&self.facts.nodes.resources().managed())) else {
+            return Ok(Reserved::AlreadyBound);
+        };
+        let node = self.node_for(target)?;
+        if let Some(repeated) = Reservations::repeat(&mut self.facts.nodes, node, target)? {
+            return Ok(repeated);
+        }
+        let pod = target.uid.as_str();
+        let entry = self.facts.nodes.get(node);
+        let layouts =
+            entry.and_then(|entry| entry.layouts_within(&entry.available(placed, pod)?, &request, pod));
+        let layouts = layouts.ok_or_else(|| {
+            BindError::not_free(target, "the devices of its reservation are not released yet")
+        })?;
+        let gang = self.gangs.placement_of(&placed.gang);
+        self.facts.reservations.grant(&mut self.facts.nodes, node, target, &request, &layouts, gang)
+    }
+
+    /// A member has waited for the others until its time limit, and the bind fails.
+    pub fn gave_up(&mut self, uid: &PodUid) {
+        self.gangs.handle(self.facts.clock.now(), GangEvent::BarrierTimeout { pod: uid });
+    }
+
+    /// The client of a waiting bind has closed the connection.
+    pub fn withdraw(&mut self, uid: &PodUid) {
+        self.gangs.handle(self.facts.clock.now(), GangEvent::Disconnected { pod: uid });
+    }
+
+    /// The result of a member's bind.
+    pub fn bind_ended(&mut self, uid: &PodUid, end: BindEnd) {
+        self.gangs.bind_ended(self.facts.clock.now(), uid, end);
+    }
+
+    /// The answer of filter for a pod. `offered`: whether a node is among the candidates.
+    pub fn answer(&mut self, uid: &PodUid, offered: &dyn Fn(&NodeName) -> bool) -> Answer {
+        self.gangs.answer(self.facts.clock.now(), uid, offered)
+    }
+
+    /// The candidates of a call for a member. If they repeatedly lack its own node, the members of its shape are
+    /// planned on nodes that were offered.
+    pub fn offered(&mut self, uid: &PodUid, nodes: impl Iterator<Item = NodeIx>) {
+        self.gangs.offered(uid, nodes);
+    }
+
+    /// Whether a pod belongs to a gang.
+    pub fn belongs(&self, uid: &str) -> Belongs {
+        self.gangs.belongs(&self.facts, uid)
+    }
+
+    /// A pod that is known from a call of kube-scheduler only: the watch may be behind. It counts for its gang until the watch shows it, but
+    /// not for long.
+    pub fn hear(&mut self, pod: PodFacts) {
+        self.gangs.pod_called(&mut self.facts, pod);
+    }
+
+    /// How to activate a member; `None` if it is deleted or bound, or belongs to no gang any more.
+    pub fn called(&self, uid: &PodUid) -> Option<Called> {
+        self.gangs.called(&self.facts, uid)
+    }
+
+    /// Whether members are to be activated.
+    pub fn has_called(&self) -> bool {
+        self.gangs.work().has_called()
+    }
+
+    /// Takes members to activate, at most `limit`, one gang after the other.
+    pub fn take_called(&mut self, limit: usize) -> Vec<(PodUid, Called)> {
+        self.gangs.take_called(&self.facts, limit)
+    }
+
+    /// kube-scheduler should try a member again that was to be bound without it, and is not.
+    pub fn bring_again(&mut self, uid: &PodUid) {
+        self.gangs.work_mut().call(uid.clone());
+    }
+
+    /// Whether members are to be bound although kube-scheduler does not call for them.
+    pub fn has_deferred(&self) -> bool {
+        self.gangs.work().has_deferred()
+    }
+
+    /// Takes members of decided gangs to bind although kube-scheduler does not call for them, with the nodes of their reservations.
+    pub fn take_deferred(&mut self) -> Vec<Target> {
+        self.gangs.take_deferred(&self.facts)
     }
 
     fn record_caller(&mut self, call: &SchedulingCall<'_>) -> FollowUp {
@@ -356,23 +494,23 @@ impl Index {
     }
 
     fn hold_for(&mut self, uid: &PodUid, request: &Arc<Request>, node: &str, compared: Compared) {
-        self.unschedulable.remove(uid);
-        self.hold(self.now.at, uid, request, node);
-        self.reservations.record_compared(uid, compared);
+        self.facts.unschedulable.remove(uid);
+        self.hold(self.facts.clock.now().at, uid, request, node);
+        self.facts.reservations.record_compared(uid, compared);
     }
 
     /// Holds the best devices of `node` for a pod that kube-scheduler has most likely sent there. Replaces an earlier
     /// hold of the pod.
     pub fn hold(&mut self, now: Instant, uid: &PodUid, request: &Arc<Request>, node: &str) {
-        self.reservations.drop_hold(&mut self.nodes, uid);
-        let is_bound = self.pods.get(uid).is_some_and(|pod| pod.node.is_some());
-        let Some(node) = self.nodes.find(node).filter(|_| !is_bound) else {
+        self.facts.reservations.drop_hold(&mut self.facts.nodes, uid);
+        let is_bound = self.facts.pods.get(uid).is_some_and(|pod| pod.node.is_some());
+        let Some(node) = self.facts.nodes.find(node).filter(|_| !is_bound) else {
             return;
         };
         self.settle_node(node);
-        let lent = self.lent_to(node, uid);
-        let choice = (self.options.policy, lent.as_slice());
-        self.reservations.hold(now, &mut self.nodes, (uid, node), request, choice);
+        let lent = self.gangs.lending(&self.facts).lent_to(node, uid);
+        let choice = (self.facts.options.policy, lent.as_slice());
+        self.facts.reservations.hold(now, &mut self.facts.nodes, (uid, node), request, choice);
     }
 
     /// Reserves devices for the bind of a single pod and writes its grant.
@@ -381,42 +519,42 @@ impl Index {
     /// See [`BindError`]; then nothing is reserved.
     pub fn reserve(&mut self, target: &Target, request: Option<Arc<Request>>) -> Result<Reserved, BindError> {
         let request = self.check_pod(target, request)?;
-        let Some(request) = request.map(|request| request.of(&self.nodes.resources().managed())) else {
+        let Some(request) = request.map(|request| request.of(&self.facts.nodes.resources().managed())) else {
             return Ok(Reserved::AlreadyBound);
         };
         let node = self.node_for(target)?;
         if request.is_empty() {
             return Ok(Reserved::Plain);
         }
-        if !self.nodes.has_inventory(node) {
-            return match self.options.foreign {
+        if !self.facts.nodes.has_inventory(node) {
+            return match self.facts.options.foreign {
                 ForeignNodes::Allow => Ok(Reserved::Plain),
                 ForeignNodes::Refuse => Err(BindError::ForeignNode(target.node.clone())),
             };
         }
-        if let Some(repeated) = Reservations::repeat(&mut self.nodes, node, target)? {
+        if let Some(repeated) = Reservations::repeat(&mut self.facts.nodes, node, target)? {
             return Ok(repeated);
         }
-        let lent = self.lent_to(node, &target.uid);
-        let nodes = &mut self.nodes;
-        let choice = (self.options.policy, lent.as_slice());
-        let layouts = self.reservations.choose(nodes, node, target, &request, choice)?;
-        self.reservations.grant(nodes, node, target, &request, &layouts, None)
+        let lent = self.gangs.lending(&self.facts).lent_to(node, &target.uid);
+        let nodes = &mut self.facts.nodes;
+        let choice = (self.facts.options.policy, lent.as_slice());
+        let layouts = self.facts.reservations.choose(nodes, node, target, &request, choice)?;
+        self.facts.reservations.grant(nodes, node, target, &request, &layouts, None)
     }
 
     /// The node of a bind, with its ledger as of now: facts that came since the last snapshot count.
     pub(super) fn node_for(&mut self, target: &Target) -> Result<NodeIx, BindError> {
-        let node = self.nodes.find(target.node.as_str());
+        let node = self.facts.nodes.find(target.node.as_str());
         let node = node.ok_or_else(|| BindError::no_such_node(target))?;
         self.settle_node(node);
-        let exists = self.nodes.get(node).is_some_and(|node| node.advertised().is_some());
+        let exists = self.facts.nodes.get(node).is_some_and(|node| node.advertised().is_some());
         exists.then_some(node).ok_or_else(|| BindError::no_such_node(target))
     }
 
     /// Whether the Binding of a pod must wait until kubelet has admitted earlier pods of the node.
     pub fn awaits_admission(&self, target: &Target) -> bool {
-        let node = self.nodes.find(target.node.as_str()).and_then(|node| self.nodes.get(node));
-        node.is_some_and(|node| node.awaits_admission(&target.uid, &self.pods))
+        let node = self.facts.nodes.find(target.node.as_str()).and_then(|node| self.facts.nodes.get(node));
+        node.is_some_and(|node| node.awaits_admission(&target.uid, &self.facts.pods))
     }
 
     /// Whether a Binding that was sent may be sent once more.
@@ -424,13 +562,13 @@ impl Index {
     /// # Errors
     /// Kubelet reports its devices as those of another pod, or the Gang no longer shows the decision by which it is bound.
     pub fn may_repeat(&mut self, target: &Target) -> Result<(), BindError> {
-        if !self.is_written(&target.uid) {
+        if !self.gangs.is_written(&target.uid) {
             return Err(BindError::Gang("the Gang does not show its reservation any more".into()));
         }
-        let node = self.nodes.find(target.node.as_str());
+        let node = self.facts.nodes.find(target.node.as_str());
         let node = node.ok_or_else(|| BindError::no_such_node(target))?;
         self.settle_node(node);
-        let node = self.nodes.get(node);
+        let node = self.facts.nodes.get(node);
         node.map_or(Ok(()), |node| Reservations::still_granted(node, target))
     }
 
@@ -440,8 +578,8 @@ impl Index {
         target: &Target,
         request: Option<Arc<Request>>,
     ) -> Result<Option<Arc<Request>>, BindError> {
-        let Some(pod) = self.pods.get(&target.uid) else {
-            let request = request.or_else(|| self.reservations.holds().request(target.uid.as_str()));
+        let Some(pod) = self.facts.pods.get(&target.uid) else {
+            let request = request.or_else(|| self.facts.reservations.holds().request(target.uid.as_str()));
             let request = request.ok_or_else(|| BindError::UnknownPod(target.uid.clone()))?;
             return Ok(Some(request));
         };
@@ -462,62 +600,63 @@ impl Index {
 
     /// Adds a pod that filter refused on every node.
     pub fn add_unschedulable(&mut self, uid: PodUid, pod: UnschedulablePod) {
-        self.unschedulable.add(uid, pod);
+        self.facts.unschedulable.add(uid, pod);
     }
 
     /// Whether a pod is in the queue of unschedulable pods.
     pub fn is_unschedulable(&self, uid: &str) -> bool {
-        self.unschedulable.contains(uid)
+        self.facts.unschedulable.contains(uid)
     }
 
     /// Adds a pod again after its activation failed; its new generation. `None` if there is nothing to activate: it is
     /// gone, bound, or was refused again meanwhile.
     pub fn requeue(&mut self, uid: PodUid, mut pod: UnschedulablePod) -> Option<u64> {
-        let waits = self.pods.get(&uid).is_some_and(|pod| pod.node.is_none());
-        let generation = self.published.generation;
+        let waits = self.facts.pods.get(&uid).is_some_and(|pod| pod.node.is_none());
+        let generation = self.facts.published.generation;
         pod.generation = generation;
-        (waits && self.unschedulable.requeue(uid, pod)).then_some(generation)
+        (waits && self.facts.unschedulable.requeue(uid, pod)).then_some(generation)
     }
 
     /// Takes a pod that [`Index::requeue`] has added, to activate it once more. `None` if it was scheduled or refused
     /// since, or fits on no node now.
     pub fn take_requeued(&mut self, uid: &PodUid, generation: u64) -> Option<UnschedulablePod> {
-        let pod = self.unschedulable.get(uid)?;
-        let mut nodes = self.nodes.numbers();
+        let pod = self.facts.unschedulable.get(uid)?;
+        let mut nodes = self.facts.nodes.numbers();
         let may_go = pod.generation == generation
-            && nodes.any(|node| activation::fits(self, node, self.pods.priority(uid), &pod.request));
-        may_go.then(|| self.unschedulable.remove(uid)).flatten()
+            && nodes
+                .any(|node| activation::fits(&self.facts, node, self.facts.pods.priority(uid), &pod.request));
+        may_go.then(|| self.facts.unschedulable.remove(uid)).flatten()
     }
 
     /// Whether devices came free while pods were unschedulable.
     pub fn has_gains(&self) -> bool {
-        self.unschedulable.has_gains()
+        self.facts.unschedulable.has_gains()
     }
 
     /// Takes unschedulable pods that were refused before devices came free on a node where they fit now: those of the
     /// highest priority, at most `limit`.
     pub fn take_activatable(&mut self, limit: usize) -> Vec<(PodUid, UnschedulablePod)> {
-        let gains = self.unschedulable.take_gains();
-        let mut activation = Activation::new(self, &gains);
-        let refused = self.unschedulable.refused_before_gain();
+        let gains = self.facts.unschedulable.take_gains();
+        let mut activation = Activation::new(&self.facts, &gains);
+        let refused = self.facts.unschedulable.refused_before_gain();
         let fitting = refused.filter(|(uid, pod)| activation.fits(uid, &pod.request));
-        let fitting = fitting.map(|(uid, _)| (self.pods.priority(uid), uid.clone()));
+        let fitting = fitting.map(|(uid, _)| (self.facts.pods.priority(uid), uid.clone()));
         let fitting = fitting.collect();
-        self.unschedulable.take_first(fitting, limit, gains)
+        self.facts.unschedulable.take_first(fitting, limit, gains)
     }
 
     /// Pods for which kube-scheduler's own count finds too few devices.
     pub fn insufficient_pods(&self) -> Vec<InsufficientPod> {
-        self.unschedulable.insufficient()
+        self.facts.unschedulable.insufficient()
     }
 
     /// Members of gangs that only a scheduling gate of Gantry keeps from kube-scheduler, which therefore reports
     /// nothing about them.
     pub fn gated(&self) -> Vec<PodUid> {
-        let others = self.resources.members().into_iter();
+        let others = self.facts.resources.members().into_iter();
         let others = others.filter(|pod| is_gated_by_us(&pod.stage));
         let others = others.map(|pod| pod.uid.clone());
-        self.unschedulable.gated().cloned().chain(others).collect()
+        self.facts.unschedulable.gated().cloned().chain(others).collect()
     }
 }
 

@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use gantry_api::PodUid;
 use gantry_gang::GangKey;
 
-use super::Index;
+use super::GangViews;
 use super::disruption_budgets::Allowance;
+use super::facts::Facts;
 use super::least_set::least_set;
 use super::node::Node;
 use super::unschedulable_queue::AWAITED;
@@ -23,14 +24,15 @@ use gantry_planner::snapshot::{Class, NodeIx};
 
 /// A search for the victims of one single pod.
 pub(super) struct VictimSearch<'i> {
-    index: &'i Index,
+    facts: &'i Facts,
+    gangs: GangViews<'i>,
     request: &'i Request,
     priority: i32,
 }
 
 impl<'i> VictimSearch<'i> {
-    pub(super) fn new(index: &'i Index, request: &'i Request, priority: i32) -> Self {
-        Self { index, request, priority }
+    pub(super) fn new(facts: &'i Facts, gangs: GangViews<'i>, request: &'i Request, priority: i32) -> Self {
+        Self { facts, gangs, request, priority }
     }
 
     /// Of the nodes that kube-scheduler offers those that help, each with its victims: those that were named, and
@@ -51,11 +53,11 @@ impl<'i> VictimSearch<'i> {
     /// kube-scheduler nominates one node only. On that node pods that are being deleted count too: kube-scheduler does
     /// not see them either.
     pub(super) fn comes_free(&self, uid: &PodUid) -> bool {
-        let Some(pod) = self.index.pods.get(uid) else {
+        let Some(pod) = self.facts.pods.get(uid) else {
             return false;
         };
-        let nominated = self.index.unschedulable.nominated_for(uid);
-        let mut nodes = self.index.nodes.iter();
+        let nominated = self.facts.unschedulable.nominated_for(uid);
+        let mut nodes = self.facts.nodes.iter();
         nodes.any(|(number, node)| self.comes_free_on(pod, (number, node), nominated == Some(node.name())))
     }
 
@@ -63,32 +65,32 @@ impl<'i> VictimSearch<'i> {
         let Some(inventory) = node.inventory() else {
             return false;
         };
-        let Self { index, request, priority } = *self;
-        let now = index.now().at;
+        let Self { facts, gangs, request, priority } = *self;
+        let now = facts.clock.now().at;
         let returning = node.returning(|since| now.saturating_duration_since(since) < AWAITED);
         let pools = inventory.pools.iter().zip(&returning);
         let mut leaving: Vec<DeviceSet> = pools.map(|(pool, ids)| pool.find(ids).0).collect();
         if is_nominated {
             leaving = self.with_leaving((number, node), leaving);
         }
-        if leaving.iter().all(DeviceSet::is_empty) || index.is_kept_from(number, priority) {
+        if leaving.iter().all(DeviceSet::is_empty) || gangs.reservation_against(number, priority).is_some() {
             return false;
         }
-        let facts = index.resources.get(number).and_then(|node| node.facts.as_ref());
+        let labels = facts.resources.facts(number);
         let class = || node.exact(&[]);
-        facts.is_none_or(|facts| pod.needs.admits(facts).is_ok())
+        labels.is_none_or(|labels| pod.needs.admits(labels).is_ok())
             && class().is_some_and(|class| {
                 // Of pods that are gone the CPUs are unknown.
                 let unknown: &[NumaDemand] = &NumaDemand::UNKNOWN;
                 let back = [(leaving.as_slice(), unknown)];
-                fits_without(&class, request, &back, index.options.policy)
+                fits_without(&class, request, &back, facts.options.policy)
             })
     }
 
     /// The devices that pods release on a node, by pool: `returning`, and those of pods that are being deleted.
     fn with_leaving(&self, (number, node): (NodeIx, &Node), returning: Vec<DeviceSet>) -> Vec<DeviceSet> {
         let pods = node.occupancy().pods().iter();
-        let leaving = pods.filter_map(|uid| self.index.pods.get(uid)).filter(|pod| pod.leaving);
+        let leaving = pods.filter_map(|uid| self.facts.pods.get(uid)).filter(|pod| pod.leaving);
         leaving.filter_map(|pod| self.released_by(pod, number)).fold(returning, |returning, mut own| {
             own.iter_mut().zip(&returning).for_each(|(own, set)| own.add(set));
             own
@@ -98,8 +100,9 @@ impl<'i> VictimSearch<'i> {
     /// The healthy devices that the end of a pod releases on its node, by pool, without those that are reserved for
     /// gangs.
     fn released_by(&self, pod: &PodFacts, node: NodeIx) -> Option<Vec<DeviceSet>> {
-        let devices = self.index.devices_of(pod, node)?;
-        let inventory = self.index.nodes.get(node)?.inventory()?;
+        let node = self.facts.nodes.get(node)?;
+        let devices = node.released_by(&pod.uid, self.gangs.goes_with(&pod.uid))?;
+        let inventory = node.inventory()?;
         let of = |pool: &Pool| devices.iter().find(|(resource, _)| *resource == pool.resource);
         let set = |pool| of(pool).map(|(_, ids)| &pool.find(ids).0 & &pool.healthy);
         let pools = inventory.pools.iter();
@@ -110,42 +113,42 @@ impl<'i> VictimSearch<'i> {
     fn gangs_broken(&self, victims: &[&str]) -> usize {
         let mut gangs: BTreeMap<&GangKey, Vec<PodUid>> = BTreeMap::new();
         for uid in victims.iter().map(|uid| PodUid::from(*uid)) {
-            if let Some(gang) = self.index.goes_with(&uid) {
+            if let Some(gang) = self.gangs.goes_with(&uid) {
                 gangs.entry(gang).or_default().push(uid);
             }
         }
-        gangs.into_iter().filter(|(gang, uids)| !self.index.goes_on_without(gang, uids)).count()
+        gangs.into_iter().filter(|(gang, uids)| !self.gangs.goes_on_without(gang, uids)).count()
     }
 
     fn breaks(&self, allowance: &mut Allowance<'_>, uid: &str) -> bool {
-        allowance.breaks(self.index.resources.profile(&PodUid::from(uid)))
+        allowance.breaks(self.facts.resources.profile(&PodUid::from(uid)))
     }
 
     /// Whether a pod may be preempted: not if its gang has the priority of the request or a higher one, whatever its own is. Such a gang
     /// would get the devices back at once.
     fn may_go(&self, uid: &PodUid) -> bool {
-        let gang = self.index.goes_with(uid).and_then(|gang| self.index.priority_of_gang(gang));
+        let gang = self.gangs.goes_with(uid).and_then(|gang| self.gangs.priority_of(gang));
         gang.is_none_or(|priority| priority < self.priority)
     }
 
     /// The victims on one node, and how many gangs they break; `None` if no end of pods of lower priority helps.
     fn victims_on(&self, offer: Offer) -> Option<(usize, Offer)> {
-        let Self { index, request, priority } = *self;
-        let number = index.nodes.find(&offer.node)?;
-        let node = index.nodes.get(number)?;
+        let Self { facts, gangs, request, priority } = *self;
+        let number = facts.nodes.find(&offer.node)?;
+        let node = facts.nodes.get(number)?;
         let Some(class) = node.exact(&[]) else {
             // Nothing is known of a foreign node; kube-scheduler has counted.
             return (!offer.victims.is_empty()).then(|| (self.gangs_broken(&offer.uids()), offer));
         };
         let may_go = |uid: &String| self.may_go(&PodUid::from(uid.as_str()));
-        if index.is_kept_from(number, priority) || !offer.victims.iter().all(may_go) {
+        if gangs.reservation_against(number, priority).is_some() || !offer.victims.iter().all(may_go) {
             return None;
         }
         let held = |pod: &'i PodFacts| Some((pod, self.released_by(pod, number)?));
-        let named = offer.uids().into_iter().filter_map(|uid| held(index.pods.get(uid)?));
+        let named = offer.uids().into_iter().filter_map(|uid| held(facts.pods.get(uid)?));
         let named: Vec<(&PodFacts, Vec<DeviceSet>)> = named.collect();
         // kube-scheduler has counted the victims that it names.
-        let mut with_named = index.budgets.allowance();
+        let mut with_named = facts.budgets.allowance();
         for uid in &offer.victims {
             self.breaks(&mut with_named, uid);
         }
@@ -157,7 +160,7 @@ impl<'i> VictimSearch<'i> {
         let fits = |set: &[usize]| {
             let pods = named.iter().chain(set.iter().map(|at| &others[*at]));
             let back: Vec<_> = pods.map(|(pod, devices)| (devices.as_slice(), pod.numa())).collect();
-            fits_without(&class, request, &back, index.options.policy)
+            fits_without(&class, request, &back, facts.options.policy)
         };
         let broken = |set: &[usize]| {
             let mut allowance = with_named.clone();
@@ -192,14 +195,14 @@ impl<'i> VictimSearch<'i> {
         mut allowance: Allowance<'_>,
     ) -> Vec<&'i PodFacts> {
         let pods = node.occupancy().pods().iter();
-        let pods = pods.filter_map(|uid| self.index.pods.get(uid));
+        let pods = pods.filter_map(|uid| self.facts.pods.get(uid));
         let mut others: Vec<&'i PodFacts> = pods
             .map(|pod| &**pod)
             .filter(|pod| pod.priority < self.priority && !pod.leaving && self.may_go(&pod.uid))
             .filter(|pod| named.iter().all(|known| known != pod.uid.as_str()))
             .collect();
         others.sort_by_key(|pod| {
-            let gang = self.index.goes_with(&pod.uid).is_some();
+            let gang = self.gangs.goes_with(&pod.uid).is_some();
             (gang, pod.priority, Reverse(pod.created()), pod.uid.clone())
         });
         let (protected, free): (Vec<_>, Vec<_>) =
@@ -209,16 +212,8 @@ impl<'i> VictimSearch<'i> {
 
     fn priority_of(&self, uid: &str) -> Option<i32> {
         let uid = PodUid::from(uid);
-        let known = self.index.pods.get(&uid).map(|pod| pod.priority);
-        known.or_else(|| Some(self.index.resources.preemptible(&uid)?.pod.priority))
-    }
-}
-
-impl Index {
-    /// Whether filter keeps pods of a priority off a node because it is kept for a gang.
-    pub(super) fn is_kept_from(&self, node: NodeIx, priority: i32) -> bool {
-        let kept = self.kept();
-        kept.is_some_and(|kept| priority <= kept.priority && kept.has(node))
+        let known = self.facts.pods.get(&uid).map(|pod| pod.priority);
+        known.or_else(|| Some(self.facts.resources.preemptible(&uid)?.pod.priority))
     }
 }
 

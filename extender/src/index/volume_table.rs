@@ -194,8 +194,8 @@ mod tests {
             cluster.add(name, &bridged());
             let label = ("kubernetes.io/hostname".into(), name.into());
             let facts = cluster.store.read(|index| {
-                let node = index.nodes.find(name).unwrap();
-                index.resources.nodes()[node.0 as usize].facts.clone().unwrap()
+                let node = index.facts.nodes.find(name).unwrap();
+                index.facts.resources.nodes()[node.0 as usize].facts.clone().unwrap()
             });
             let mut facts = (*facts).clone();
             facts.labels.extend([label]);

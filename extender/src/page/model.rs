@@ -221,7 +221,7 @@ impl Model {
             (self.seen, self.nodes, self.gangs) = Default::default();
         } else {
             changed |= self.take_nodes(store, levels);
-            let gangs = store.read(|index| index.gang_summaries(MAX_GANGS));
+            let gangs = store.read(|index| index.gangs().summaries(MAX_GANGS));
             changed |= gangs != self.gangs;
             self.gangs = gangs;
         }

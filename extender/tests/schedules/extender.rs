@@ -625,7 +625,9 @@ impl Process {
     /// Whether a pod is about to be evicted for a gang.
     pub(crate) fn evicts(&self, pod: &str) -> bool {
         self.actions.keys().any(|(uid, action)| match action {
-            Action::Evict(by) => uid == pod && self.store.read(|index| index.waits_for(by, &pod.into())),
+            Action::Evict(by) => {
+                uid == pod && self.store.read(|index| index.gangs().waits_for(by, &pod.into()))
+            }
             _ => false,
         })
     }

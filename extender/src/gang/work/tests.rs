@@ -163,7 +163,7 @@ async fn budget_block_ends_with_the_eviction_whatever_failed_last() {
     let by = stage.preempting();
     let hindered = || {
         let store = &stage.cluster.store;
-        store.read(|index| index.is_hindered(&by, Blocker::Budget))
+        store.read(|index| index.gangs().is_blocked(&by, Blocker::Budget))
     };
     let evict = Work::Evict { pods: vec!["a".into()], by: Arc::clone(&by) };
     stage.orders.send(evict).unwrap();
@@ -249,8 +249,8 @@ async fn a_gang_made_again_is_hindered_again() {
     let mut stage = Stage::start(vec![refused(403); 64]);
     stage.cluster.pod(&member("m-0", 1, "train", 1));
     let store = Arc::clone(&stage.cluster.store);
-    let gang = store.read(|index| index.gang_of(&"m-0".into()).cloned()).unwrap();
-    let hindered = || store.read(|index| index.is_hindered(&gang, Blocker::Gates));
+    let gang = store.read(|index| index.gangs().of_pod(&"m-0".into()).cloned()).unwrap();
+    let hindered = || store.read(|index| index.gangs().is_blocked(&gang, Blocker::Gates));
     let ungate = || stage.orders.send(Work::Ungate(vec!["m-0".into()])).unwrap();
     let again = async {
         while !hindered() {

@@ -9,9 +9,10 @@ use gantry_gang::GangKey;
 use gantry_gang::protocol::PlanRequest;
 use gantry_planner::plan;
 
-use crate::index::Index;
+use super::machine::Machine;
+use super::plan_input::PlanSource;
 use crate::index::node_table::Renumbering;
-use gantry_planner::snapshot::{BackfillReservation, NodeIx, Standing};
+use gantry_planner::snapshot::{BackfillReservation, NodeIx, Snapshot, Standing};
 
 /// The first gang of the queue, and the nodes kept free for it.
 #[derive(Debug, Default)]
@@ -39,6 +40,43 @@ struct Head {
     began: Option<Instant>,
 }
 
+/// The backfill reservations that exist.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct BackfillReservations<'a> {
+    /// That of the gang to which others yield in a deadlock.
+    pub(super) deadlock: Option<&'a Arc<BackfillReservation>>,
+    /// That of the first gang of the queue.
+    pub(super) head: Option<&'a Arc<BackfillReservation>>,
+}
+
+impl<'a> BackfillReservations<'a> {
+    /// The one for decisions about single pods: while a deadlock is resolved, that of the gang to be completed.
+    pub(super) fn for_singles(self) -> Option<&'a Arc<BackfillReservation>> {
+        self.deadlock.or(self.head)
+    }
+
+    /// The one that excludes a gang. A degraded gang is ahead of all pending ones, so only the one of a deadlock excludes it.
+    pub(super) fn against(self, wanted: &PlanRequest) -> Option<&'a BackfillReservation> {
+        let kept = match self.deadlock {
+            Some(_) => self.deadlock,
+            None => self.head.filter(|_| !wanted.completes),
+        };
+        let kept = kept.map(|kept| &**kept);
+        kept.filter(|kept| *kept.gang != *wanted.gang && wanted.priority <= kept.priority)
+    }
+}
+
+/// What a check of the backfill reservation changed.
+#[derive(Debug, Default)]
+pub(super) struct BackfillChange {
+    /// The reservation that ended.
+    pub(super) opened: Option<Arc<BackfillReservation>>,
+    /// The queue has another first gang. Its request is recorded when it is planned again.
+    pub(super) has_new_head: bool,
+    /// Nodes are reserved.
+    pub(super) has_reserved: bool,
+}
+
 impl Backfill {
     pub(super) fn renumber(&mut self, renumbering: &Renumbering) {
         if let Some(kept) = &self.kept {
@@ -63,117 +101,92 @@ impl Backfill {
     pub(super) fn tick(&mut self) {
         self.due = true;
     }
-}
 
-impl Index {
+    /// The reservation of the first gang of the queue.
+    pub(super) fn reservation(&self) -> Option<&Arc<BackfillReservation>> {
+        self.kept.as_ref()
+    }
+
     /// A gang that is not hopeless was refused. For the first of the queue nodes may have to be kept free.
     pub(super) fn refused(&mut self, wanted: &PlanRequest) {
-        let backfill = &mut self.gangs.backfill;
-        match &mut backfill.head {
+        match &mut self.head {
             Some(head) if head.gang == wanted.gang => {
-                backfill.due |= head.wanted.is_none();
+                self.due |= head.wanted.is_none();
                 head.wanted = Some(wanted.clone());
             }
             Some(_) => {}
             // The first of the queue is not known yet.
-            None => backfill.due = true,
+            None => self.due = true,
         }
     }
 
-    /// The backfill reservation for decisions about single pods: while a deadlock is resolved, that of the gang to be completed.
-    pub(in crate::index) fn kept(&self) -> Option<Arc<BackfillReservation>> {
-        let deadlock = self.gangs.deadlock.reservation();
-        deadlock.or(self.gangs.backfill.kept.as_ref()).cloned()
+    /// Whether it is time to check again.
+    pub(super) fn take_due(&mut self) -> bool {
+        std::mem::take(&mut self.due)
     }
 
-    /// The backfill reservation that excludes a gang. A degraded gang is ahead of all pending ones, so only the one of a deadlock excludes it.
-    pub(super) fn kept_from(&self, wanted: &PlanRequest) -> Option<&BackfillReservation> {
-        let deadlock = self.gangs.deadlock.reservation().map(|kept| &**kept);
-        let kept = match deadlock {
-            Some(_) => deadlock,
-            None => self.gangs.backfill.kept.as_deref().filter(|_| !wanted.completes),
-        };
-        kept.filter(|kept| *kept.gang != *wanted.gang && wanted.priority <= kept.priority)
-    }
-
-    /// Keeps nodes free for the first gang of the queue, or opens them.
-    pub(in crate::index) fn keep_backfill(&mut self) {
-        if !std::mem::take(&mut self.gangs.backfill.due) || !self.gangs.leading || !self.is_synced() {
-            return;
-        }
-        let next = self.gangs.core.head(self.now);
-        let known = self.gangs.backfill.head.as_ref();
+    /// Keeps nodes free for the first gang of the queue, or opens them. `source` is for plans without regard to backfill reservations.
+    pub(super) fn check(&mut self, machine: &Machine, source: PlanSource<'_>) -> BackfillChange {
+        let facts = source.facts();
+        let (now, options) = (facts.clock.now(), facts.options);
+        let next = machine.gangs().head(now);
+        let known = self.head.as_ref();
         if known.map(|head| &head.gang) != next.as_ref().map(|(gang, _)| gang) {
-            self.release_backfill();
-            self.gangs.backfill.head =
-                next.map(|(gang, since)| Head { gang, since, wanted: None, began: None });
-            // Its request is recorded when it is planned again.
-            self.gangs.gained();
-            return;
+            let opened = self.release();
+            self.head = next.map(|(gang, since)| Head { gang, since, wanted: None, began: None });
+            return BackfillChange { opened, has_new_head: true, has_reserved: false };
         }
-        let (now, options) = (self.now, self.options);
-        let Some(head) = &mut self.gangs.backfill.head else {
-            return;
+        let Some(head) = &mut self.head else {
+            return BackfillChange::default();
         };
         let waits = now.unix.saturating_sub(head.since);
         let patience = i64::try_from(options.patience.as_secs()).unwrap_or(i64::MAX);
         if head.wanted.is_none() || waits < patience {
-            return;
+            return BackfillChange::default();
         }
         let began = *head.began.get_or_insert(now.at);
         let passed = now.at.saturating_duration_since(began).as_secs();
         let open = passed / options.drain.as_secs().max(1) % 2 == 1;
         if open {
-            self.open_kept();
-        } else if !self.keeps_well() {
-            self.open_kept();
-            self.reserve_backfill();
+            BackfillChange { opened: self.kept.take(), ..BackfillChange::default() }
+        } else if !self.keeps_well(&facts.published) {
+            let opened = self.kept.take();
+            BackfillChange { opened, has_new_head: false, has_reserved: self.reserve(source) }
+        } else {
+            BackfillChange::default()
         }
     }
 
     /// Whether nodes are kept free and all of them still serve.
-    fn keeps_well(&self) -> bool {
-        self.gangs.backfill.kept.as_ref().is_some_and(|kept| {
-            kept.nodes()
-                .all(|node| matches!(self.published.standing(node), Standing::Ours(class) if class.withheld.is_none()))
+    fn keeps_well(&self, snapshot: &Snapshot) -> bool {
+        self.kept.as_ref().is_some_and(|kept| {
+            kept.nodes().all(
+                |node| matches!(snapshot.standing(node), Standing::Ours(class) if class.withheld.is_none()),
+            )
         })
     }
 
-    fn reserve_backfill(&mut self) {
-        let Some(head) = &self.gangs.backfill.head else {
-            return;
+    /// Reserves nodes for the first gang of the queue. False if there are none.
+    fn reserve(&mut self, source: PlanSource<'_>) -> bool {
+        let Some(head) = &self.head else {
+            return false;
         };
         let Some(wanted) = &head.wanted else {
-            return;
+            return false;
         };
-        let nodes = self.on_terrain(None, |input| plan::backfill_nodes(input, wanted));
+        let nodes = source.with_input(None, |input| plan::backfill_nodes(input, wanted));
         if nodes.is_empty() {
-            return;
+            return false;
         }
         let kept = BackfillReservation::new(Arc::clone(&head.gang), wanted.priority, nodes);
-        self.gangs.backfill.log(&kept);
-        self.gangs.backfill.kept = Some(Arc::new(kept));
-        self.changed = true;
+        self.log(&kept);
+        self.kept = Some(Arc::new(kept));
+        true
     }
 
-    /// Opens the nodes. Pods that were refused because of it are worth another plan.
-    fn open_kept(&mut self) {
-        if let Some(kept) = self.gangs.backfill.kept.take() {
-            self.open(&kept);
-        }
-    }
-
-    pub(super) fn open(&mut self, kept: &BackfillReservation) {
-        for node in kept.nodes() {
-            self.unschedulable.gained(node);
-        }
-        self.gangs.gained();
-        self.changed = true;
-    }
-
-    /// The queue has no first gang any more.
-    pub(super) fn release_backfill(&mut self) {
-        self.open_kept();
-        self.gangs.backfill.head = None;
+    /// The queue has no first gang any more. Returns its reservation, if it had one.
+    pub(super) fn release(&mut self) -> Option<Arc<BackfillReservation>> {
+        self.head = None;
+        self.kept.take()
     }
 }

@@ -10,11 +10,13 @@ use gantry_gang::GangKey;
 use gantry_gang::protocol::PlanRequest;
 use gantry_planner::input::{EFFORT, Exact, PlacementRules, PlanInput, Shape};
 
-use crate::index::Index;
+use super::backfill::BackfillReservations;
+use super::shapes::Shapes;
+use crate::index::facts::Facts;
 use gantry_planner::decide;
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::request::Request;
-use gantry_planner::snapshot::NodeIx;
+use gantry_planner::snapshot::{BackfillReservation, NodeIx};
 
 /// Nodes that kube-scheduler offered for members whose planned node it did not offer, by gang and shape: what keeps one node from being
 /// offered often keeps others too, so the gang is planned on those. Offers for one shape say nothing of another.
@@ -55,24 +57,56 @@ impl Offers {
     }
 }
 
-impl Index {
+/// What plans of gangs are made on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PlanSource<'a> {
+    facts: &'a Facts,
+    shapes: &'a Shapes,
+    offers: &'a Offers,
+    /// Nodes that are reserved for other gangs.
+    backfill: BackfillReservations<'a>,
+}
+
+impl<'a> PlanSource<'a> {
+    pub(super) fn new(
+        facts: &'a Facts,
+        shapes: &'a Shapes,
+        offers: &'a Offers,
+        backfill: BackfillReservations<'a>,
+    ) -> Self {
+        Self { facts, shapes, offers, backfill }
+    }
+
+    pub(super) fn facts(self) -> &'a Facts {
+        self.facts
+    }
+
+    pub(super) fn shapes(self) -> &'a Shapes {
+        self.shapes
+    }
+
+    /// The backfill reservation that excludes a gang.
+    pub(super) fn reservation_against(self, wanted: &PlanRequest) -> Option<&'a BackfillReservation> {
+        self.backfill.against(wanted)
+    }
+
     /// Calls `make` with the input of a plan for `gang`. Backfill reservations of other gangs are excluded for it, shapes are
     /// restricted to offered nodes, and devices of nominated pods of the same or a higher priority are not free.
-    pub(super) fn on_terrain<R>(
-        &self,
+    pub(super) fn with_input<R>(
+        self,
         gang: Option<&PlanRequest>,
         make: impl FnOnce(&PlanInput<'_>) -> R,
     ) -> R {
-        let barred = |shape: &Shape, gone: &[&PodUid]| self.placement_rules(gang, shape, gone);
+        let barred = |shape: &Shape, gone: &[&PodUid]| self.rules(gang, shape, gone);
         let nominated = gang.map(|gang| self.beside_nominated(gang.priority)).unwrap_or_default();
         let classes = nominated.iter().map(|(node, exact)| (*node, &exact.class));
-        let beside = (!nominated.is_empty()).then(|| self.published.with(classes));
+        let beside = (!nominated.is_empty()).then(|| self.facts.published.with(classes));
         let exact = |node: NodeIx| nominated.get(&node).cloned().or_else(|| self.exact(node));
         make(&PlanInput {
-            snapshot: beside.as_ref().unwrap_or(&self.published),
-            rooms: self.resources.nodes(),
-            fabric: self.fabric(),
-            shapes: self.gangs.shapes.list(),
+            snapshot: beside.as_ref().unwrap_or(&self.facts.published),
+            rooms: self.facts.resources.nodes(),
+            fabric: self.facts.resources.fabric(),
+            shapes: self.shapes.list(),
             barred: &barred,
             gone: &[],
             exact: &exact,
@@ -81,17 +115,12 @@ impl Index {
     }
 
     /// The nodes that a member of a shape may go to, if some pods were `gone`.
-    pub(super) fn placement_rules(
-        &self,
-        gang: Option<&PlanRequest>,
-        shape: &Shape,
-        gone: &[&PodUid],
-    ) -> PlacementRules {
-        let mut rules = self.resources.barred(&shape.needs, gone);
+    pub(super) fn rules(self, gang: Option<&PlanRequest>, shape: &Shape, gone: &[&PodUid]) -> PlacementRules {
+        let mut rules = self.facts.resources.barred(&shape.needs, gone);
         if let Some(gang) = gang {
-            self.gangs.offers.narrow(&gang.gang, shape, &mut rules);
+            self.offers.narrow(&gang.gang, shape, &mut rules);
         }
-        if let Some(kept) = gang.and_then(|gang| self.kept_from(gang)) {
+        if let Some(kept) = gang.and_then(|gang| self.reservation_against(gang)) {
             rules.nodes.extend(kept.nodes());
             rules.nodes.sort_unstable();
             rules.nodes.dedup();
@@ -100,32 +129,35 @@ impl Index {
     }
 
     /// A node with each device by itself.
-    pub(super) fn exact(&self, node: NodeIx) -> Option<Exact<'_>> {
-        let entry = self.nodes.get(node)?;
+    fn exact(self, node: NodeIx) -> Option<Exact<'a>> {
+        let entry = self.facts.nodes.get(node)?;
         let inventory = entry.inventory()?;
         Some(Exact {
-            class: entry.exact(&self.reservations.holds().on(node))?,
+            class: entry.exact(&self.facts.reservations.holds().on(node))?,
             ids: inventory.pools.iter().map(gantry_planner::inventory::Pool::ids).collect(),
         })
     }
 
     /// The nodes of nominated pods of some priority or more, without what those pods will take: kube-scheduler counts a pod on
     /// its nominated node, against pods of no higher priority.
-    pub(super) fn beside_nominated(&self, priority: i32) -> BTreeMap<NodeIx, Exact<'_>> {
+    fn beside_nominated(self, priority: i32) -> BTreeMap<NodeIx, Exact<'a>> {
         let mut pods: Vec<_> = self
+            .facts
             .unschedulable
             .nominated()
-            .filter_map(|(uid, node)| Some((self.pods.get(uid)?, self.nodes.find(node.as_str())?)))
+            .filter_map(|(uid, node)| {
+                Some((self.facts.pods.get(uid)?, self.facts.nodes.find(node.as_str())?))
+            })
             .filter(|(pod, _)| pod.priority >= priority)
             .collect();
         pods.sort_unstable_by_key(|(pod, _)| (Reverse(pod.priority), &pod.uid));
-        let mut nodes: BTreeMap<NodeIx, Exact<'_>> = BTreeMap::new();
+        let mut nodes: BTreeMap<NodeIx, Exact<'a>> = BTreeMap::new();
         for (pod, node) in pods {
             let Some(exact) = nodes.remove(&node).or_else(|| self.exact(node)) else {
                 continue;
             };
             let left = match &pod.request {
-                Ok(request) => self.without(&exact, &request.of(&self.nodes.resources().managed())),
+                Ok(request) => self.without(&exact, &request.of(&self.facts.nodes.resources().managed())),
                 Err(_) => exact,
             };
             nodes.insert(node, left);
@@ -135,10 +167,10 @@ impl Index {
 
     /// A node without what a pod takes: its best layout where it fits, otherwise everything that it can use, up to what it asks
     /// for.
-    fn without<'a>(&self, node: &Exact<'a>, request: &Request) -> Exact<'a> {
+    fn without(self, node: &Exact<'a>, request: &Request) -> Exact<'a> {
         let layouts = decide::judge(&node.class, request)
             .ok()
-            .and_then(|()| decide::score(&node.class, request, &[], self.options.policy));
+            .and_then(|()| decide::score(&node.class, request, &[], self.facts.options.policy));
         let mut left = node.clone();
         for (number, ask) in request.asks.iter().enumerate() {
             let pools = &mut left.class.pools;

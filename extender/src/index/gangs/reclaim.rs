@@ -18,17 +18,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::ResourceName;
-use gantry_gang::protocol::{Placement, PlanRequest, Refusal};
+use gantry_gang::protocol::{Gangs, Placement, PlanRequest, Refusal};
 use gantry_gang::{GangKey, Terms};
-use gantry_planner::preempt::{self, VictimCandidate};
+use gantry_planner::preempt::{self, VictimCandidate, plan_without_fewest};
 use gantry_planner::snapshot::Snapshot;
 
 use self::budget::VictimWatch;
+use self::releasable::{Releasable, ReleasableReservations};
 use self::supply::{FreeDevices, HeldDevices, ReleasableDevices, least};
-use crate::index::Index;
+use super::machine::Machine;
+use super::plan_input::PlanSource;
 
 pub(super) use self::budget::SearchBudget;
-pub(super) use self::victims::OVERDUE;
+pub(super) use self::victims::{OVERDUE, VictimCandidates};
 
 /// How long refusals may give outdated numbers of free devices. Then gangs that still do not fit are planned again for their text alone.
 /// Each waiting gang adds [`REFRESH_OF_EACH`], so that a long queue costs little.
@@ -194,6 +196,195 @@ impl Reclaim {
     pub(super) fn refused(&mut self, wanted: &PlanRequest) {
         self.victim_watch.refused(self.growth, wanted.priority);
     }
+
+    /// Looks for devices for a gang that does not fit and is not hopeless.
+    pub(super) fn find(
+        &mut self,
+        machine: &mut Machine,
+        source: PlanSource<'_>,
+        wanted: &PlanRequest,
+    ) -> Reclaimed {
+        if let Some(placement) = self.release_for(machine, source, wanted) {
+            return Reclaimed::Released(placement);
+        }
+        if !self.may_look_for_victims(machine.gangs(), source, wanted) {
+            return Reclaimed::Nothing;
+        }
+        if self.waits_for_terminating(machine.gangs(), source, wanted) {
+            let resumed = wanted.resumes.then(|| resume(machine.gangs(), source, wanted)).flatten();
+            return resumed.map_or(Reclaimed::Terminating, Reclaimed::Preempted);
+        }
+        preempt_for(machine, source, wanted).map_or(Reclaimed::Nothing, Reclaimed::Preempted)
+    }
+
+    /// The last refusal of a gang that still asks for the same and for more devices than are free: on a full cluster most of a long queue
+    /// needs no plan.
+    pub(super) fn repeated_refusal(
+        &mut self,
+        gangs: &Gangs,
+        source: PlanSource<'_>,
+        wanted: &PlanRequest,
+    ) -> Option<Refusal> {
+        let repeated = self.refusal_that_stands(gangs, source, wanted);
+        if repeated.is_none() {
+            self.refused.remove(&wanted.gang);
+        }
+        repeated
+    }
+
+    fn refusal_that_stands(
+        &mut self,
+        gangs: &Gangs,
+        source: PlanSource<'_>,
+        wanted: &PlanRequest,
+    ) -> Option<Refusal> {
+        // Other groups of a tree may take fewer devices.
+        let before = self.refused.get(&wanted.gang);
+        let repeats = before.is_some_and(|before| before.asked == asked_for(wanted));
+        if !repeats || !wanted.others.is_empty() {
+            return None;
+        }
+        let refused = gangs.view(&wanted.gang)?.refusal()?.clone();
+        if refused.is_hopeless() {
+            // Hopelessness depends on more than devices.
+            return None;
+        }
+        let asked = least(wanted, source.shapes().list())?;
+        let free = self.free.of(&source.facts().published);
+        let mut asked = asked.iter();
+        let short = asked.any(|(resource, least)| *least > free.get(resource).copied().unwrap_or_default());
+        short.then_some(refused)
+    }
+
+    /// The placement of a gang for which others have released as few reservations as suffice; `None` if it does not fit even so.
+    fn release_for(
+        &mut self,
+        machine: &mut Machine,
+        source: PlanSource<'_>,
+        wanted: &PlanRequest,
+    ) -> Option<Placement> {
+        // Never for surplus members of a decided gang, nor again for a gang that did not use it.
+        if wanted.must == 0 && !wanted.completes || self.unused.get(&wanted.gang) == Some(&asked_for(wanted))
+        {
+            return None;
+        }
+        machine.gangs().may_give_back().next()?;
+        let wanted = &whole_request(machine.gangs(), wanted)?;
+        if !self.releasable_may_suffice(machine.gangs(), source, wanted) || !self.may_search(&wanted.gang) {
+            return None;
+        }
+        self.note_survey();
+        let releasable = ReleasableReservations::new(machine.gangs(), source.facts(), source.shapes());
+        let mut units = match wanted.completes {
+            true => Vec::new(),
+            false => releasable.surplus(wanted.priority),
+        };
+        units.extend(releasable.orphaned(wanted.priority));
+        let candidates: Vec<&VictimCandidate> = units.iter().map(|unit| &unit.what).collect();
+        let (go, placement) =
+            source.with_input(Some(wanted), |input| plan_without_fewest(input, wanted, &candidates))?;
+        for unit in go.into_iter().filter_map(|at| units.get(at)) {
+            unit.release(machine, source.facts().clock.now(), &wanted.gang);
+        }
+        Some(placement)
+    }
+
+    /// Other gangs released reservations for a gang. If it could not use them, none is released for it again while it asks for the same.
+    pub(super) fn note_released(&mut self, gangs: &Gangs, wanted: &PlanRequest) {
+        let view = gangs.view(&wanted.gang);
+        if view.is_none_or(|view| view.slots().next().is_none()) {
+            self.unused.insert(Arc::clone(&wanted.gang), asked_for(wanted));
+        }
+    }
+
+    /// Whether free and releasable devices are enough for a gang, by number.
+    fn releasable_may_suffice(
+        &mut self,
+        gangs: &Gangs,
+        source: PlanSource<'_>,
+        wanted: &PlanRequest,
+    ) -> bool {
+        let Some(asked) = least(wanted, source.shapes().list()) else {
+            return false;
+        };
+        self.count_releasable(gangs, source);
+        let (free, releasable) = (self.free.of(&source.facts().published), &self.releasable);
+        releasable.has_any(wanted)
+            && asked.iter().all(|(resource, least)| {
+                let free = free.get(resource).copied().unwrap_or_default();
+                *least <= free.saturating_add(releasable.of(wanted, resource))
+            })
+    }
+
+    /// Counts releasable devices, if something changed since the last count.
+    fn count_releasable(&mut self, gangs: &Gangs, source: PlanSource<'_>) {
+        let stocked = gangs.may_give_back();
+        let stocked: Vec<_> = stocked.map(|view| (Arc::clone(view.key()), view.slots_version())).collect();
+        let Some(mut counts) = ReleasableDevices::recount(self.growth, stocked, &self.releasable) else {
+            return;
+        };
+        self.note_survey();
+        let releasable = ReleasableReservations::new(gangs, source.facts(), source.shapes());
+        let surplus = releasable.surplus(i32::MAX).into_iter();
+        for unit in surplus.chain(releasable.orphaned(i32::MAX)) {
+            counts.add(unit.source, unit.what);
+        }
+        self.releasable = counts;
+    }
+
+    /// Whether terminating pods and victims are considered: never for a decided gang, nor while nodes are reserved for a gang before it, nor
+    /// if all pods of lower priority together have too few devices.
+    fn may_look_for_victims(&mut self, gangs: &Gangs, source: PlanSource<'_>, wanted: &PlanRequest) -> bool {
+        let may = wanted.must > 0
+            && source.reservation_against(wanted).is_none()
+            && VictimCandidates::new(gangs, source).may_preempt(wanted);
+        may && self.victims_may_suffice(gangs, source, wanted) && self.may_search(&wanted.gang)
+    }
+
+    fn victims_may_suffice(&mut self, gangs: &Gangs, source: PlanSource<'_>, wanted: &PlanRequest) -> bool {
+        let Some(asked) = least(wanted, source.shapes().list()) else {
+            return false;
+        };
+        self.count_releasable(gangs, source);
+        let facts = source.facts();
+        self.held.count(facts.resources.moves(), &facts.pods);
+        let free = self.free.of(&facts.published);
+        let (held, releasable) = (&self.held, &self.releasable);
+        let any = held.has_below(wanted.priority) || facts.resources.has_below(wanted.priority);
+        any && asked.iter().all(|(resource, least)| {
+            let free = free.get(resource).copied().unwrap_or_default();
+            let held = held.below(wanted.priority, resource);
+            let orphaned = releasable.orphaned(wanted, resource);
+            *least <= free.saturating_add(held).saturating_add(orphaned)
+        })
+    }
+
+    /// Whether a gang fits once terminating pods are gone. It is planned again when one of them is overdue. It waits no longer than for those
+    /// that were terminating when it began to: where pods come and go all the time, others may take what they leave.
+    fn waits_for_terminating(&mut self, gangs: &Gangs, source: PlanSource<'_>, wanted: &PlanRequest) -> bool {
+        let facts = source.facts();
+        let orphaned = ReleasableReservations::new(gangs, facts, source.shapes()).orphaned(wanted.priority);
+        let orphaned: Vec<&VictimCandidate> = orphaned.iter().map(|unit| &unit.what).collect();
+        let ending = VictimCandidates::new(gangs, source).ending(wanted.priority);
+        let fits = ending.filter(|(ending, _)| {
+            source.with_input(Some(wanted), |input| {
+                preempt::with_released(input, &orphaned, |input| preempt::fits_without(input, wanted, ending))
+            })
+        });
+        let Some((_, overdue)) = fits else {
+            self.waits.remove(&wanted.gang);
+            return false;
+        };
+        let until = self.waits.get(&wanted.gang).copied();
+        let until = until.unwrap_or(overdue.end);
+        self.waits.insert(Arc::clone(&wanted.gang), until);
+        if facts.clock.now().unix >= until {
+            return false;
+        }
+        let next = overdue.start.min(until);
+        self.overdue = Some(self.overdue.unwrap_or(next).min(next));
+        true
+    }
 }
 
 /// What the ladder found for a gang.
@@ -209,123 +400,42 @@ pub(super) enum Reclaimed {
     Nothing,
 }
 
-impl Index {
-    /// Looks for devices for a gang that does not fit and is not hopeless.
-    pub(super) fn reclaim(&mut self, wanted: &PlanRequest) -> Reclaimed {
-        if let Some(placement) = self.release_for(wanted) {
-            return Reclaimed::Released(placement);
-        }
-        if !self.may_look_for_victims(wanted) {
-            return Reclaimed::Nothing;
-        }
-        if self.waits_for_terminating(wanted) {
-            let resumed = wanted.resumes.then(|| self.resume(wanted)).flatten();
-            return resumed.map_or(Reclaimed::Terminating, Reclaimed::Preempted);
-        }
-        self.preempt(wanted).map_or(Reclaimed::Nothing, Reclaimed::Preempted)
+/// What a gang asks for when others release something: a degraded gang all that it lacks, or both would be degraded.
+fn whole_request(gangs: &Gangs, wanted: &PlanRequest) -> Option<PlanRequest> {
+    let wanted = wanted.clone();
+    if !wanted.completes {
+        return Some(wanted);
     }
+    let view = gangs.view(&wanted.gang)?;
+    Some(view.to_be_whole(wanted))
+}
 
-    /// The last refusal of a gang that still asks for the same and for more devices than are free: on a full cluster most of a long queue
-    /// needs no plan.
-    pub(super) fn repeated_refusal(&mut self, wanted: &PlanRequest) -> Option<Refusal> {
-        let repeated = self.refusal_that_stands(wanted);
-        if repeated.is_none() {
-            self.gangs.reclaim.refused.remove(&wanted.gang);
-        }
-        repeated
-    }
+/// The placement of a gang for which an earlier process evicted pods, without as few of the terminating pods as possible. Which pods were
+/// evicted for it is not recorded.
+fn resume(gangs: &Gangs, source: PlanSource<'_>, wanted: &PlanRequest) -> Option<Placement> {
+    let candidates = VictimCandidates::new(gangs, source);
+    let units: Vec<VictimCandidate> = candidates.each_ending().collect();
+    let mut placement = source.with_input(Some(wanted), |input| preempt::preempt(input, wanted, &units))?;
+    let leaving = std::mem::take(&mut placement.victims).into_iter();
+    let leaving = leaving.map(|uid| candidates.ends_by(&uid).map(|by| (uid, by)));
+    placement.leaving = leaving.collect::<Option<_>>()?;
+    Some(placement)
+}
 
-    fn refusal_that_stands(&mut self, wanted: &PlanRequest) -> Option<Refusal> {
-        // Other groups of a tree may take fewer devices.
-        let before = self.gangs.reclaim.refused.get(&wanted.gang);
-        let repeats = before.is_some_and(|before| before.asked == asked_for(wanted));
-        if !repeats || !wanted.others.is_empty() {
-            return None;
-        }
-        let refused = self.gangs.core.view(&wanted.gang)?.refusal()?.clone();
-        if refused.is_hopeless() {
-            // Hopelessness depends on more than devices.
-            return None;
-        }
-        let asked = least(wanted, self.gangs.shapes.list())?;
-        let free = self.gangs.reclaim.free.of(&self.published);
-        let mut asked = asked.iter();
-        let short = asked.any(|(resource, least)| *least > free.get(resource).copied().unwrap_or_default());
-        short.then_some(refused)
-    }
-
-    /// Whether terminating pods and victims are considered: never for a decided gang, nor while nodes are reserved for a gang before it, nor
-    /// if all pods of lower priority together have too few devices.
-    fn may_look_for_victims(&mut self, wanted: &PlanRequest) -> bool {
-        let may = wanted.must > 0 && self.kept_from(wanted).is_none() && self.may_preempt(wanted);
-        may && self.victims_may_suffice(wanted) && self.gangs.reclaim.may_search(&wanted.gang)
-    }
-
-    fn victims_may_suffice(&mut self, wanted: &PlanRequest) -> bool {
-        let Some(asked) = least(wanted, self.gangs.shapes.list()) else {
-            return false;
-        };
-        self.count_releasable();
-        let reclaim = &mut self.gangs.reclaim;
-        reclaim.held.count(self.resources.moves(), &self.pods);
-        let free = reclaim.free.of(&self.published);
-        let (held, releasable) = (&reclaim.held, &reclaim.releasable);
-        let any = held.has_below(wanted.priority) || self.resources.has_below(wanted.priority);
-        any && asked.iter().all(|(resource, least)| {
-            let free = free.get(resource).copied().unwrap_or_default();
-            let held = held.below(wanted.priority, resource);
-            let orphaned = releasable.orphaned(wanted, resource);
-            *least <= free.saturating_add(held).saturating_add(orphaned)
+/// The placement of a gang once its victims are gone. Orphaned reservations that it uses are released now.
+fn preempt_for(machine: &mut Machine, source: PlanSource<'_>, wanted: &PlanRequest) -> Option<Placement> {
+    let releasable = ReleasableReservations::new(machine.gangs(), source.facts(), source.shapes());
+    let units = releasable.orphaned(wanted.priority);
+    let orphaned: Vec<&VictimCandidate> = units.iter().map(|unit| &unit.what).collect();
+    let placement = VictimCandidates::new(machine.gangs(), source).least_loss(wanted, |candidates| {
+        source.with_input(Some(wanted), |input| {
+            preempt::with_released(input, &orphaned, |input| preempt::preempt(input, wanted, candidates))
         })
+    })?;
+    let takes = |unit: &&Releasable| unit.what.pods.iter().any(|pod| releasable.uses(&placement, pod));
+    let taken: Vec<&Releasable> = units.iter().filter(takes).collect();
+    for unit in taken {
+        unit.release(machine, source.facts().clock.now(), &wanted.gang);
     }
-
-    /// Whether a gang fits once terminating pods are gone. It is planned again when one of them is overdue. It waits no longer than for those
-    /// that were terminating when it began to: where pods come and go all the time, others may take what they leave.
-    fn waits_for_terminating(&mut self, wanted: &PlanRequest) -> bool {
-        let orphaned = self.orphaned_reservations(wanted.priority);
-        let orphaned: Vec<&VictimCandidate> = orphaned.iter().map(|unit| &unit.what).collect();
-        let fits = self.ending(wanted.priority).filter(|(ending, _)| {
-            self.on_terrain(Some(wanted), |input| {
-                preempt::with_released(input, &orphaned, |input| preempt::fits_without(input, wanted, ending))
-            })
-        });
-        let reclaim = &mut self.gangs.reclaim;
-        let Some((_, overdue)) = fits else {
-            reclaim.waits.remove(&wanted.gang);
-            return false;
-        };
-        let until = reclaim.waits.get(&wanted.gang).copied();
-        let until = until.unwrap_or(overdue.end);
-        reclaim.waits.insert(Arc::clone(&wanted.gang), until);
-        if self.now.unix >= until {
-            return false;
-        }
-        let next = overdue.start.min(until);
-        reclaim.overdue = Some(reclaim.overdue.unwrap_or(next).min(next));
-        true
-    }
-
-    /// The placement of a gang for which an earlier process evicted pods, without as few of the terminating pods as possible. Which pods were
-    /// evicted for it is not recorded.
-    fn resume(&self, wanted: &PlanRequest) -> Option<Placement> {
-        let units: Vec<VictimCandidate> = self.each_ending().collect();
-        let mut placement = self.on_terrain(Some(wanted), |input| preempt::preempt(input, wanted, &units))?;
-        let leaving = std::mem::take(&mut placement.victims).into_iter();
-        let leaving = leaving.map(|uid| self.ends_by(&uid).map(|by| (uid, by)));
-        placement.leaving = leaving.collect::<Option<_>>()?;
-        Some(placement)
-    }
-
-    /// The placement of a gang once its victims are gone. Orphaned reservations that it uses are released now.
-    fn preempt(&mut self, wanted: &PlanRequest) -> Option<Placement> {
-        let units = self.orphaned_reservations(wanted.priority);
-        let orphaned: Vec<&VictimCandidate> = units.iter().map(|unit| &unit.what).collect();
-        let placement = self.among_candidates(wanted, |candidates| {
-            self.on_terrain(Some(wanted), |input| {
-                preempt::with_released(input, &orphaned, |input| preempt::preempt(input, wanted, candidates))
-            })
-        })?;
-        self.release_used(&wanted.gang, &placement, &units);
-        Some(placement)
-    }
+    Some(placement)
 }

@@ -5,14 +5,19 @@ use std::sync::Arc;
 
 use gantry_api::PodUid;
 use gantry_gang::GangKey;
-use gantry_gang::protocol::PlanRequest;
+use gantry_gang::protocol::{Gangs, PlanRequest};
 use gantry_planner::plan::{self, Diagnosis};
 use gantry_planner::preempt;
 use serde::{Deserialize, Serialize};
 
+use super::GangIndex;
+use super::members::MemberTable;
+use super::plan_input::PlanSource;
+use super::reclaim::VictimCandidates;
 use super::standing::GangStanding;
-use super::withheld::GangReservations;
-use crate::index::Index;
+use super::view::GangViews;
+use super::withheld::{GangReservations, ReservationHolders};
+use crate::index::facts::Facts;
 
 /// A report about a gang.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,24 +36,50 @@ pub struct GangReport {
     pub reserved_for_gangs: Vec<GangReservations>,
 }
 
-impl Index {
+/// Looks for the causes of a gang's state.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::index) struct GangInspection<'a> {
+    gangs: &'a Gangs,
+    members: &'a MemberTable,
+    views: GangViews<'a>,
+    source: PlanSource<'a>,
+    holders: ReservationHolders<'a>,
+}
+
+impl<'a> GangInspection<'a> {
+    pub(super) fn new(index: &'a GangIndex, facts: &'a Facts) -> Self {
+        Self {
+            gangs: index.machine.gangs(),
+            members: &index.members,
+            views: index.views(facts),
+            source: index.plan_source(facts),
+            holders: index.holders(facts),
+        }
+    }
+
     /// The report about the newest gang of a name, or of the name of a Gang object. `queue` is the order of waiting
-    /// gangs ([`Index::gangs_in_line`]).
-    pub fn inspect_gang(&self, queue: &[Arc<GangKey>], namespace: &str, name: &str) -> Option<GangReport> {
-        let view = self.gangs_named(namespace, name).into_iter().next()?;
+    /// gangs ([`GangViews::in_line`]).
+    pub(in crate::index) fn report(
+        self,
+        queue: &[Arc<GangKey>],
+        namespace: &str,
+        name: &str,
+    ) -> Option<GangReport> {
+        let view = self.views.named(namespace, name).into_iter().next()?;
         let key = view.key();
         let ahead = queue.iter().position(|waiting| waiting == key);
-        let gang = self.standing(view, ahead.map(|ahead| ahead + 1));
+        let gang = self.views.standing(key, ahead.map(|ahead| ahead + 1))?;
         let ahead = queue.iter().take(ahead.unwrap_or_default()).map(ToString::to_string).collect();
-        let wanted = self.gangs.core.plan_request(key);
+        let wanted = self.gangs.plan_request(key);
         let wanted = wanted.filter(|wanted| !wanted.members.is_empty());
-        let tried =
-            wanted.as_ref().map(|wanted| self.on_terrain(Some(wanted), |input| plan::explain(input, wanted)));
+        let explain =
+            |wanted: &PlanRequest| self.source.with_input(Some(wanted), |input| plan::explain(input, wanted));
+        let tried = wanted.as_ref().map(explain);
         let would_have_to_end = match (&wanted, &tried) {
             (Some(wanted), Some(tried)) if !tried.hopeless => self.in_the_way(wanted),
             _ => Vec::new(),
         };
-        let reserved = tried.as_ref().map(|_| self.reserved_for_gangs(key));
+        let reserved = tried.as_ref().map(|_| self.holders.decided(key));
         Some(GangReport {
             gang,
             ahead,
@@ -58,42 +89,22 @@ impl Index {
         })
     }
 
-    /// Whether an object that states the size of a gang is still unread.
-    pub fn owners_unread(&self) -> bool {
-        self.gangs.core.watched_owners().iter().any(|wanted| wanted.unread)
-    }
-
-    /// A namespace that has a gang of this name.
-    pub fn namespace_of_gang(&self, name: &str) -> Option<&Arc<str>> {
-        let keys = self.gangs.core.views().map(|view| view.key());
-        keys.filter(|key| *key.name == *name).map(|key| &key.namespace).min()
-    }
-
-    /// The names of the gangs of a namespace.
-    pub fn gang_names(&self, namespace: &str) -> Vec<String> {
-        let keys = self.gangs.core.views().map(|view| view.key());
-        let mut names: Vec<String> =
-            keys.filter(|key| *key.namespace == *namespace).map(|key| key.name.to_string()).collect();
-        names.sort_unstable();
-        names.dedup();
-        names
-    }
-
     /// The pods whose end would let a gang fit, whatever their priority and budgets.
-    fn in_the_way(&self, wanted: &PlanRequest) -> Vec<String> {
+    fn in_the_way(self, wanted: &PlanRequest) -> Vec<String> {
         let wanted = PlanRequest {
             priority: i32::MAX,
             // A decided gang has no minimum left; an end that lets in one more member counts all the same.
             must: wanted.must.max(1),
             ..wanted.clone()
         };
-        let placement = self.among_candidates(&wanted, |candidates| {
+        let candidates = VictimCandidates::new(self.gangs, self.source);
+        let placement = candidates.least_loss(&wanted, |candidates| {
             let mut candidates = candidates.to_vec();
             for candidate in &mut candidates {
                 candidate.budgets.clear();
                 candidate.priority = candidate.priority.min(i32::MAX - 1);
             }
-            self.on_terrain(Some(&wanted), |input| preempt::preempt(input, &wanted, &candidates))
+            self.source.with_input(Some(&wanted), |input| preempt::preempt(input, &wanted, &candidates))
         });
         let victims = placement.into_iter().flat_map(|placement| placement.victims);
         let mut names: Vec<String> = victims.filter_map(|uid| self.name_of(&uid)).collect();
@@ -101,8 +112,8 @@ impl Index {
         names
     }
 
-    fn name_of(&self, uid: &PodUid) -> Option<String> {
-        let (namespace, name) = self.pod_address(uid)?;
+    fn name_of(self, uid: &PodUid) -> Option<String> {
+        let (namespace, name) = self.members.address_of(self.source.facts(), uid)?;
         Some(format!("{namespace}/{name}"))
     }
 }

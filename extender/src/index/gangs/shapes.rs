@@ -31,20 +31,18 @@ pub(super) struct Shapes {
     swept: usize,
 }
 
-impl super::GangIndex {
+impl Shapes {
     /// What members of gangs tolerate, each once; [`MOST_TOLERATIONS`] at most.
-    pub(in crate::index) fn tolerations(&self) -> Vec<Toleration> {
+    pub(super) fn tolerations(&self) -> Vec<Toleration> {
         let mut all = Vec::new();
-        for toleration in self.shapes.list().iter().flat_map(|shape| &shape.needs.tolerations) {
+        for toleration in self.list().iter().flat_map(|shape| &shape.needs.tolerations) {
             if all.len() < MOST_TOLERATIONS && !all.contains(toleration) {
                 all.push(toleration.clone());
             }
         }
         all
     }
-}
 
-impl Shapes {
     /// The number of a shape, a new one if it is new.
     pub(super) fn of(&mut self, request: &Arc<Request>, needs: &Arc<Needs>) -> ShapeId {
         let shape = Shape { request: Arc::clone(request), needs: Arc::clone(needs) };

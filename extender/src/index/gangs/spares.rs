@@ -7,24 +7,45 @@ use std::sync::Arc;
 
 use gantry_api::PodUid;
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{GangEvent, SlotView};
+use gantry_gang::protocol::{Gangs, SlotView};
 
-use crate::index::Index;
+use super::goes_by_itself;
+use super::places::ReservationTracker;
+use crate::index::facts::Facts;
 use crate::index::node::Node;
 use crate::index::occupancy::GangReservation;
 use crate::ledger::Devices;
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::snapshot::{Class, NodeIx, Snapshot};
 
-impl Index {
+/// Finds the devices of spare reservations that are lent, and the pods that they are lent to.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::index) struct Lending<'a> {
+    gangs: &'a Gangs,
+    facts: &'a Facts,
+}
+
+impl<'a> Lending<'a> {
+    pub(super) fn new(gangs: &'a Gangs, facts: &'a Facts) -> Self {
+        Self { gangs, facts }
+    }
+
     /// The snapshot as it is for pods of a priority that are lent devices; `None` if none are.
-    pub(in crate::index) fn lending(&self, snapshot: &Snapshot, priority: i32) -> Option<Snapshot> {
-        let nodes = self.gangs.spares.iter().filter_map(|spare| self.gangs.places.get(spare));
-        let nodes: BTreeSet<NodeIx> = nodes.copied().collect();
+    pub(in crate::index) fn snapshot_for(
+        self,
+        priority: i32,
+        snapshot: &Snapshot,
+        reservations: &ReservationTracker,
+    ) -> Option<Snapshot> {
+        let nodes: BTreeSet<NodeIx> = reservations.nodes_with_spares().collect();
         let class = |node: NodeIx| {
             let lent = self.lent(node, priority);
             let is_any = lent.iter().any(|devices| !devices.is_empty());
-            self.nodes.get(node).filter(|_| is_any)?.exact_with(&self.reservations.holds().on(node), &lent)
+            self.facts
+                .nodes
+                .get(node)
+                .filter(|_| is_any)?
+                .exact_with(&self.facts.reservations.holds().on(node), &lent)
         };
         let classes = nodes.into_iter().filter_map(|node| Some((node, class(node)?)));
         let classes: Vec<(NodeIx, Class)> = classes.collect();
@@ -32,14 +53,14 @@ impl Index {
     }
 
     /// The devices of a node that are lent to a pod, by pool.
-    pub(in crate::index) fn lent_to(&self, node: NodeIx, uid: &PodUid) -> Vec<DeviceSet> {
-        let pod = self.pods.get(uid).filter(|pod| self.goes_by_itself(pod));
+    pub(in crate::index) fn lent_to(self, node: NodeIx, uid: &PodUid) -> Vec<DeviceSet> {
+        let pod = self.facts.pods.get(uid).filter(|pod| goes_by_itself(self.gangs, pod));
         pod.map(|pod| self.lent(node, pod.priority)).unwrap_or_default()
     }
 
     /// The devices of a node that are lent to single pods of a priority, by pool; empty if there are none.
-    fn lent(&self, node: NodeIx, priority: i32) -> Vec<DeviceSet> {
-        let Some(entry) = self.nodes.get(node).filter(|entry| entry.not_ready().is_none()) else {
+    fn lent(self, node: NodeIx, priority: i32) -> Vec<DeviceSet> {
+        let Some(entry) = self.facts.nodes.get(node).filter(|entry| entry.not_ready().is_none()) else {
             return Vec::new();
         };
         let lends = |place: &&GangReservation| {
@@ -74,48 +95,39 @@ impl Index {
 
     /// The priority below which single pods are lent the devices of a gang's spare reservations: it can evict those. `None`
     /// if it may evict none.
-    fn lends_below(&self, gang: &GangKey) -> Option<i32> {
-        let view = self.gangs.core.view(gang)?;
+    fn lends_below(self, gang: &GangKey) -> Option<i32> {
+        let view = self.gangs.view(gang)?;
         view.may_preempt().then(|| view.priority())
     }
 
     /// Whether a pod has devices of a spare reservation, or of one that was spare, because they were lent to it.
-    pub(super) fn borrows(&self, place: &GangReservation, uid: &PodUid) -> bool {
+    pub(super) fn borrows(self, place: &GangReservation, uid: &PodUid) -> bool {
         place.spare
-            && self.pods.get(uid).is_some_and(|pod| {
+            && self.facts.pods.get(uid).is_some_and(|pod| {
                 let below = self.lends_below(&place.gang);
-                below.is_some_and(|below| pod.priority < below) && self.goes_by_itself(pod)
+                below.is_some_and(|below| pod.priority < below) && goes_by_itself(self.gangs, pod)
             })
     }
 
-    /// Has pods evicted from the reservations of a node that were spare and that members have now.
-    pub(super) fn reclaim_spares(&mut self, node: NodeIx) {
-        let Some(entry) = self.nodes.get(node) else {
-            return;
-        };
-        let taken = entry.occupancy().gang_reservations().iter();
+    /// The reservations of a node that were spare and that members have now, each with the pods that borrow its devices.
+    pub(super) fn to_be_returned(self, node: &Node) -> Vec<(Arc<GangKey>, u32, BTreeSet<PodUid>)> {
+        let taken = node.occupancy().gang_reservations().iter();
         let taken = taken.filter(|place| place.spare && place.pod.is_some());
-        let taken: Vec<(Arc<GangKey>, u32, BTreeSet<PodUid>)> = taken
-            .map(|place| {
-                let pods = entry.users_of(&place.devices).filter(|uid| self.borrows(place, uid));
-                (Arc::clone(&place.gang), place.slot, pods.cloned().collect())
-            })
-            .collect();
-        for (gang, slot, pods) in taken {
-            let ends = pods.iter().map(|uid| self.pods.get(uid).and_then(|pod| pod.ends));
-            let ends = ends.collect::<Option<Vec<i64>>>().and_then(|ends| ends.into_iter().max());
-            self.gangs.handle(self.now, GangEvent::SlotHeld { gang: &gang, slot, pods: &pods, ends });
-        }
+        let taken = taken.map(|place| {
+            let pods = node.users_of(&place.devices).filter(|uid| self.borrows(place, uid));
+            (Arc::clone(&place.gang), place.slot, pods.cloned().collect())
+        });
+        taken.collect()
     }
 
     /// The pods, by namespace and name, that have devices of a spare slot.
-    pub(super) fn borrowers_of(&self, gang: &Arc<GangKey>, slot: &SlotView<'_>) -> Vec<Arc<str>> {
-        let entry = self.nodes.find(slot.node.as_str()).and_then(|node| self.nodes.get(node));
+    pub(super) fn borrowers_of(self, gang: &Arc<GangKey>, slot: &SlotView<'_>) -> Vec<Arc<str>> {
+        let entry = self.facts.nodes.find(slot.node.as_str()).and_then(|node| self.facts.nodes.get(node));
         let Some(entry) = entry.filter(|_| slot.spare) else {
             return Vec::new();
         };
-        let users = entry.users_of(slot.devices).filter(|uid| self.gang_of(uid) != Some(gang));
-        let users = users.filter_map(|uid| self.pods.get(uid));
+        let users = entry.users_of(slot.devices).filter(|uid| self.gangs.gang_of(uid) != Some(gang));
+        let users = users.filter_map(|uid| self.facts.pods.get(uid));
         let mut names: Vec<Arc<str>> =
             users.map(|pod| format!("{}/{}", pod.namespace, pod.name).into()).collect();
         names.sort_unstable();

@@ -2,18 +2,15 @@
 //! commands that only look. The two are never mixed.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use gantry_api::placement::ComparedFabric;
 use gantry_api::{GangPhase, GangStatus, Reason};
-use gantry_gang::GangKey;
-use gantry_gang::protocol::{BLOCKED, GROUP_SCHEDULED, MEMBERS_SLOW, View};
+use gantry_gang::protocol::{BLOCKED, GROUP_SCHEDULED, MEMBERS_SLOW};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 
 use super::{GangView, MemberView, PlaceView};
-use crate::index::Index;
 
 /// The state of a gang.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,71 +95,9 @@ pub struct Trial {
     pub has_backfill_reservation: bool,
 }
 
-impl Index {
-    /// The gangs that wait, in the order in which they are planned, without those that have a reservation by the
-    /// extender's status. Called before any gang is planned here.
-    pub fn gangs_in_line(&self) -> Vec<Arc<GangKey>> {
-        let mut queue = self.gangs.core.queue(self.now);
-        queue.retain(|key| self.status_of(key).is_none_or(|status| !has_place(status.phase)));
-        queue
-    }
-
-    /// Gangs that wait by the extender's status for a reason unknown here: they are not in `queue`.
-    pub(crate) fn waiting_outside(&self, queue: &[Arc<GangKey>]) -> Vec<Arc<GangKey>> {
-        let queued: HashSet<&Arc<GangKey>> = queue.iter().collect();
-        let waits = |view: &View<'_>| {
-            let reported = self.status_of(view.key()).map(|status| status.phase);
-            matches!(reported, Some(GangPhase::Queued | GangPhase::Backoff)) && !queued.contains(view.key())
-        };
-        self.gangs.core.views().filter(waits).map(|view| Arc::clone(view.key())).collect()
-    }
-
-    /// The state of a gang with this position in the queue.
-    pub(crate) fn gang_standing(&self, key: &GangKey, position: Option<usize>) -> Option<GangStanding> {
-        Some(self.standing(self.gangs.core.view(key)?, position))
-    }
-
-    /// The state that the extender has written.
-    pub(super) fn status_of(&self, key: &GangKey) -> Option<&GangStatus> {
-        let name = (Arc::clone(&key.namespace), Arc::from(key.object_name()));
-        let status = &self.gangs.objects.get(&name)?.status;
-        (GangKey::of_status(&key.namespace, status).as_ref() == Some(key)).then_some(status)
-    }
-
-    /// The gangs other than `but` that have an undecided reservation by the extender's status.
-    pub(in crate::index) fn with_places(&self, but: Option<&GangKey>) -> Vec<String> {
-        let keys = self.gangs.core.views().map(|view| view.key());
-        let others = keys.filter(|key| Some(&***key) != but);
-        let placed = others.filter(|key| self.status_of(key).is_some_and(|status| has_place(status.phase)));
-        placed.map(ToString::to_string).collect()
-    }
-
-    /// The state of a gang in a few words.
-    pub(in crate::index) fn in_few_words(&self, key: &GangKey) -> Option<Arc<str>> {
-        let words = match self.status_of(key) {
-            Some(status) => format!("gang {key}: {:?}: {}", status.phase, status.message),
-            None => {
-                let view = self.gangs.core.view(key)?;
-                format!("the extender has not reported it yet; if planned now: {}", view.waits().message)
-            }
-        };
-        Some(words.into())
-    }
-
-    /// Why a gang is in its phase: as the extender reports it, or as it would be if planned now.
-    pub(in crate::index) fn reason_of(&self, key: &GangKey) -> Option<Reason> {
-        let reported = self.status_of(key).and_then(|status| status.reason);
-        reported.or_else(|| Some(self.gangs.core.view(key)?.reason().0))
-    }
-
-    /// The domains that were compared when a gang was planned, as the extender has written them.
-    pub(in crate::index) fn compared_for(&self, key: &GangKey) -> Option<Arc<ComparedFabric>> {
-        self.status_of(key)?.compared.clone()
-    }
-
-    pub(super) fn standing(&self, view: View<'_>, position: Option<usize>) -> GangStanding {
-        let settled = view.is_decided() || view.phase() >= GangPhase::Bound;
-        let status = self.status_of(view.key());
+impl GangStanding {
+    /// The state of a gang. `settled`: it is decided or bound.
+    pub(super) fn new(view: GangView, status: Option<&GangStatus>, settled: bool) -> Self {
         let GangView {
             namespace,
             name,
@@ -185,7 +120,7 @@ impl Index {
             compared: _,
             mut members,
             places,
-        } = self.show(view, position);
+        } = view;
         for member in &mut members {
             let mut places = places.iter();
             let place = places.find(|place| place.pod.as_ref() == Some(&member.uid));
@@ -197,7 +132,7 @@ impl Index {
         let waits = bound_at.is_none().then_some(waiting_since);
         let by_object = status.map(|status| status.decided_by.as_str());
         let by_object = by_object.filter(|decided_by| !decided_by.is_empty());
-        GangStanding {
+        Self {
             namespace,
             name,
             object,
@@ -226,7 +161,7 @@ impl Index {
 }
 
 /// Whether a gang has an undecided reservation.
-fn has_place(phase: GangPhase) -> bool {
+pub(super) const fn has_place(phase: GangPhase) -> bool {
     matches!(phase, GangPhase::Preempting | GangPhase::Reserved | GangPhase::Committing)
 }
 

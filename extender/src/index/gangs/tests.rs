@@ -417,7 +417,7 @@ fn late_call_does_not_revive_a_deleted_pod() {
     assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
     // No more than the time that such a call may take.
     cluster.wait(120);
-    let kept = cluster.store.read(|index| index.gangs.departed.len());
+    let kept = cluster.store.read(|index| index.gangs.members.departed());
     assert_eq!(kept, 0);
 }
 

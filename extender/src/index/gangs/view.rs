@@ -6,11 +6,18 @@ use std::sync::Arc;
 
 use gantry_api::placement::ComparedFabric;
 use gantry_api::{DeviceId, GangPhase, NodeName, PodUid, Reason};
-use gantry_gang::GangKey;
-use gantry_gang::protocol::{Continuations, Refusal, Stage, View, WaitReason};
+use gantry_gang::protocol::{
+    self, Blocker, Continuations, Gangs, Refusal, Stage, View, WaitReason, WatchedOwner,
+};
+use gantry_gang::{GangKey, Repair};
+use gantry_planner::snapshot::{BackfillReservation, NodeIx};
 use serde::{Deserialize, Serialize};
 
-use crate::index::Index;
+use super::GangIndex;
+use super::objects::GangObjects;
+use super::spares::Lending;
+use super::standing::{GangStanding, has_place};
+use crate::index::facts::Facts;
 
 /// A gang.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,20 +159,44 @@ const fn is_waiting(phase: GangPhase) -> bool {
     matches!(phase, GangPhase::Pending | GangPhase::Queued | GangPhase::Backoff | GangPhase::Preempting)
 }
 
-impl Index {
+/// What is known of gangs. Nothing is changed here.
+#[derive(Debug, Clone, Copy)]
+pub struct GangViews<'a> {
+    gangs: &'a Gangs,
+    objects: &'a GangObjects,
+    facts: &'a Facts,
+    /// The backfill reservation in force.
+    kept: Option<&'a Arc<BackfillReservation>>,
+    /// Whether this process decides.
+    leading: bool,
+    /// Whether the state machine has received that all lists are complete.
+    synced: bool,
+}
+
+impl<'a> GangViews<'a> {
+    pub(super) fn new(index: &'a GangIndex, facts: &'a Facts) -> Self {
+        Self {
+            gangs: index.machine.gangs(),
+            objects: &index.objects,
+            facts,
+            kept: index.backfill_reservations().for_singles(),
+            leading: index.machine.is_leading(),
+            synced: index.synced,
+        }
+    }
+
     /// The gangs of a name, or of the name of a Gang object, the newest first: there may be several of different conventions or lives.
-    pub fn gang_views(&self, namespace: &str, name: &str) -> Vec<GangView> {
-        let queue = self.gangs.core.queue(self.now);
-        let found = self.gangs_named(namespace, name);
+    pub fn of_name(&self, namespace: &str, name: &str) -> Vec<GangView> {
+        let queue = self.gangs.queue(self.facts.clock.now());
+        let found = self.named(namespace, name);
         let position = |view: &View<'_>| queue.iter().position(|key| key == view.key()).map(|at| at + 1);
         found.into_iter().map(|view| (position(&view), view)).map(|(at, view)| self.show(view, at)).collect()
     }
 
     /// The same, to look at.
-    pub(super) fn gangs_named(&self, namespace: &str, name: &str) -> Vec<View<'_>> {
-        let mut found: Vec<View<'_>> = self
+    pub(super) fn named(&self, namespace: &str, name: &str) -> Vec<View<'a>> {
+        let mut found: Vec<View<'a>> = self
             .gangs
-            .core
             .views()
             .filter(|view| *view.key().namespace == *namespace)
             .filter(|view| *view.key().name == *name || view.key().object_name() == name)
@@ -175,52 +206,52 @@ impl Index {
     }
 
     /// The newest gang of a name.
-    pub fn gang_view(&self, namespace: &str, name: &str) -> Option<GangView> {
-        self.gang_views(namespace, name).into_iter().next()
+    pub fn newest(&self, namespace: &str, name: &str) -> Option<GangView> {
+        self.of_name(namespace, name).into_iter().next()
     }
 
     /// The gang of a pod.
-    pub fn gang_of(&self, pod: &PodUid) -> Option<&Arc<GangKey>> {
-        self.gangs.core.gang_of(pod)
+    pub fn of_pod(&self, pod: &PodUid) -> Option<&'a Arc<GangKey>> {
+        self.gangs.gang_of(pod)
     }
 
     /// The gang that a pod goes with as a whole, if any.
-    pub(in crate::index) fn goes_with(&self, pod: &PodUid) -> Option<&Arc<GangKey>> {
-        self.gangs.core.goes_with(pod)
+    pub(in crate::index) fn goes_with(&self, pod: &PodUid) -> Option<&'a Arc<GangKey>> {
+        self.gangs.goes_with(pod)
     }
 
     /// What the members of a gang are told whose decision is being written.
     pub fn deciding(&self, gang: &GangKey) -> Option<Arc<str>> {
-        let view = self.gangs.core.view(gang)?;
+        let view = self.gangs.view(gang)?;
         (view.phase() == GangPhase::Committing).then(|| Arc::clone(&view.waits().message))
     }
 
     /// Why a pod waits for its gang, if it does, in the words that filter answers. Nobody is told while this process does not decide.
     pub fn why_waits(&self, uid: &PodUid) -> Option<WaitReason> {
-        let knows = self.gangs.leading && self.gangs.synced;
-        knows.then(|| self.gangs.core.wait_reason(uid)).flatten()
+        let knows = self.leading && self.synced;
+        knows.then(|| self.gangs.wait_reason(uid)).flatten()
     }
 
     /// The node of the place that a pod's gang has for it.
-    pub fn node_kept_for(&self, uid: &PodUid) -> Option<&NodeName> {
-        self.gangs.core.view(self.gang_of(uid)?)?.node_of(uid)
+    pub fn node_kept_for(&self, uid: &PodUid) -> Option<&'a NodeName> {
+        self.gangs.view(self.gangs.gang_of(uid)?)?.node_of(uid)
     }
 
     /// Whether there is such a gang.
-    pub fn knows_gang(&self, gang: &GangKey) -> bool {
-        self.gangs.core.view(gang).is_some()
+    pub fn knows(&self, gang: &GangKey) -> bool {
+        self.gangs.view(gang).is_some()
     }
 
     /// Devices that the members of each waiting gang ask for, with its namespace.
-    pub(in crate::index) fn devices_awaited_by_gangs(&self) -> impl Iterator<Item = (&Arc<str>, u64)> {
-        let views = self.gangs.core.views().filter(|view| is_waiting(view.phase()));
+    pub(in crate::index) fn awaited_devices(&self) -> impl Iterator<Item = (&'a Arc<str>, u64)> + use<'a> {
+        let views = self.gangs.views().filter(|view| is_waiting(view.phase()));
         views.map(|view| (&view.key().namespace, view.unplaced_devices()))
     }
 
     /// Gangs in numbers.
-    pub fn gang_totals(&self) -> GangTotals {
+    pub fn totals(&self) -> GangTotals {
         let mut totals = GangTotals::default();
-        for view in self.gangs.core.views() {
+        for view in self.gangs.views() {
             *totals.phases.entry(view.phase()).or_default() += 1;
             if is_waiting(view.phase())
                 && let Some(reason) = self.reason_of(view.key())
@@ -228,7 +259,7 @@ impl Index {
                 *totals.waiting.entry(reason).or_default() += 1;
             }
         }
-        let nodes = self.nodes.iter();
+        let nodes = self.facts.nodes.iter();
         let places = nodes.flat_map(|(_, node)| {
             node.occupancy().gang_reservations().iter().map(move |place| (node, place))
         });
@@ -248,20 +279,20 @@ impl Index {
             totals.devices += devices;
             *totals.devices_of.entry(Arc::clone(&place.gang.namespace)).or_default() += devices;
         }
-        (totals.continuations, totals.awaiting_restart) = self.gangs.core.continuations();
-        totals.kept_nodes = self.kept().map_or(0, |kept| kept.nodes().count());
+        (totals.continuations, totals.awaiting_restart) = self.gangs.continuations();
+        totals.kept_nodes = self.kept.map_or(0, |kept| kept.nodes().count());
         totals
     }
 
     /// Gangs without their members and reservations: waiting ones in the order of the queue, then the others by name. At
     /// most `most`, and how many more there are. On a standby, phase and reason are those of the Gang objects.
-    pub fn gang_summaries(&self, most: usize) -> (Vec<GangView>, usize) {
-        let queue = self.gangs.core.queue(self.now);
+    pub fn summaries(&self, most: usize) -> (Vec<GangView>, usize) {
+        let queue = self.gangs.queue(self.facts.clock.now());
         let queued: HashSet<&Arc<GangKey>> = queue.iter().collect();
-        let mut others: Vec<View<'_>> =
-            self.gangs.core.views().filter(|view| !queued.contains(view.key())).collect();
+        let mut others: Vec<View<'a>> =
+            self.gangs.views().filter(|view| !queued.contains(view.key())).collect();
         others.sort_by(|a, b| a.key().cmp(b.key()));
-        let waiting = queue.iter().filter_map(|key| self.gangs.core.view(key)).zip(1..);
+        let waiting = queue.iter().filter_map(|key| self.gangs.view(key)).zip(1..);
         let waiting = waiting.map(|(view, position)| (view, Some(position)));
         let all = waiting.chain(others.iter().map(|view| (*view, None)));
         let summaries: Vec<GangView> =
@@ -270,7 +301,7 @@ impl Index {
         (summaries, more)
     }
 
-    pub(super) fn show(&self, view: View<'_>, position: Option<usize>) -> GangView {
+    fn show(&self, view: View<'_>, position: Option<usize>) -> GangView {
         let key = view.key();
         let mut members: Vec<MemberView> = view
             .members()
@@ -294,10 +325,11 @@ impl Index {
         members.sort_by(|a, b| {
             (a.rank.is_none(), a.rank, &a.name, &a.uid).cmp(&(b.rank.is_none(), b.rank, &b.name, &b.uid))
         });
-        let status = self.status_of(key);
+        let status = self.objects.status_of(key);
         let decision = status.and_then(|status| status.decision.as_ref());
         let slots = decision.iter().flat_map(|decision| &decision.reservations);
         let decided: HashSet<_> = slots.map(|slot| (&slot.node, slot.pod.as_ref())).collect();
+        let lending = Lending::new(self.gangs, self.facts);
         let places = view.slots().map(|slot| PlaceView {
             node: slot.node.clone(),
             devices: slot.devices.iter().flat_map(|(_, ids)| ids).cloned().collect(),
@@ -306,14 +338,14 @@ impl Index {
             decided: decided.contains(&(slot.node, slot.pod)),
             bound: slot.bound,
             spare: slot.spare && slot.pod.is_none(),
-            lent_to: self.borrowers_of(key, &slot),
+            lent_to: lending.borrowers_of(key, &slot),
         });
         GangView { members, places: places.collect(), ..self.summary(view, position) }
     }
 
     fn summary(&self, view: View<'_>, position: Option<usize>) -> GangView {
         let key = view.key();
-        let written = self.status_of(key).filter(|_| !self.gangs.leading);
+        let written = self.objects.status_of(key).filter(|_| !self.leading);
         let (phase, (reason, message)) = match written.and_then(|status| Some((status, status.reason?))) {
             Some((status, reason)) => (status.phase, (reason, status.message.clone())),
             None => (view.phase(), view.reason()),
@@ -334,7 +366,7 @@ impl Index {
             waiting_since: view.waiting_since(),
             bound_at: view.bound_at(),
             position,
-            has_nodes_kept: self.kept().is_some_and(|kept| kept.gang == *key),
+            has_nodes_kept: self.kept.is_some_and(|kept| kept.gang == *key),
             domain: Arc::clone(view.domain()),
             rails: Arc::clone(view.rails()),
             compared: view.compared().cloned(),
@@ -344,8 +376,8 @@ impl Index {
     }
 
     fn in_words(&self, node: &NodeName, devices: &crate::ledger::Devices) -> String {
-        let node = self.nodes.find(node.as_str());
-        let entry = node.and_then(|node| self.nodes.get(node));
+        let node = self.facts.nodes.find(node.as_str());
+        let entry = node.and_then(|node| self.facts.nodes.get(node));
         let Some(inventory) = entry.and_then(|entry| entry.inventory()) else {
             return String::new();
         };
@@ -354,5 +386,158 @@ impl Index {
             Some(pool.describe(&pool.find(ids).0))
         });
         words.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The gangs that wait, in the order in which they are planned, without those that have a reservation by the
+    /// extender's status. Called before any gang is planned here.
+    pub fn in_line(&self) -> Vec<Arc<GangKey>> {
+        let mut queue = self.gangs.queue(self.facts.clock.now());
+        queue.retain(|key| self.objects.status_of(key).is_none_or(|status| !has_place(status.phase)));
+        queue
+    }
+
+    /// Gangs that wait by the extender's status for a reason unknown here: they are not in `queue`.
+    pub(crate) fn waiting_outside(&self, queue: &[Arc<GangKey>]) -> Vec<Arc<GangKey>> {
+        let queued: HashSet<&Arc<GangKey>> = queue.iter().collect();
+        let waits = |view: &View<'_>| {
+            let reported = self.objects.status_of(view.key()).map(|status| status.phase);
+            matches!(reported, Some(GangPhase::Queued | GangPhase::Backoff)) && !queued.contains(view.key())
+        };
+        self.gangs.views().filter(waits).map(|view| Arc::clone(view.key())).collect()
+    }
+
+    /// The state of a gang with this position in the queue.
+    pub(crate) fn standing(&self, key: &GangKey, position: Option<usize>) -> Option<GangStanding> {
+        let view = self.gangs.view(key)?;
+        let settled = view.is_decided() || view.phase() >= GangPhase::Bound;
+        let status = self.objects.status_of(view.key());
+        Some(GangStanding::new(self.show(view, position), status, settled))
+    }
+
+    /// The gangs other than `but` that have an undecided reservation by the extender's status.
+    pub(in crate::index) fn with_places(&self, but: Option<&GangKey>) -> Vec<String> {
+        let keys = self.gangs.views().map(|view| view.key());
+        let others = keys.filter(|key| Some(&***key) != but);
+        let placed =
+            others.filter(|key| self.objects.status_of(key).is_some_and(|status| has_place(status.phase)));
+        placed.map(ToString::to_string).collect()
+    }
+
+    /// The state of a gang in a few words.
+    pub(in crate::index) fn in_few_words(&self, key: &GangKey) -> Option<Arc<str>> {
+        let words = match self.objects.status_of(key) {
+            Some(status) => format!("gang {key}: {:?}: {}", status.phase, status.message),
+            None => {
+                let view = self.gangs.view(key)?;
+                format!("the extender has not reported it yet; if planned now: {}", view.waits().message)
+            }
+        };
+        Some(words.into())
+    }
+
+    /// Why a gang is in its phase: as the extender reports it, or as it would be if planned now.
+    pub(in crate::index) fn reason_of(&self, key: &GangKey) -> Option<Reason> {
+        let reported = self.objects.status_of(key).and_then(|status| status.reason);
+        reported.or_else(|| Some(self.gangs.view(key)?.reason().0))
+    }
+
+    /// The domains that were compared when a gang was planned, as the extender has written them.
+    pub(in crate::index) fn compared_for(&self, key: &GangKey) -> Option<Arc<ComparedFabric>> {
+        self.objects.status_of(key)?.compared.clone()
+    }
+
+    /// The backfill reservation that keeps single pods of a priority off a node.
+    pub(in crate::index) fn reservation_against(
+        &self,
+        node: NodeIx,
+        priority: i32,
+    ) -> Option<&'a BackfillReservation> {
+        let kept = self.kept.filter(|kept| priority <= kept.priority && kept.has(node));
+        kept.map(|kept| &**kept)
+    }
+
+    /// Whether a gang waits for the end of a pod.
+    pub fn waits_for(&self, gang: &GangKey, uid: &PodUid) -> bool {
+        let view = self.gangs.view(gang);
+        view.is_some_and(|view| view.victims().any(|victim| victim == uid))
+    }
+
+    /// Whether a gang that restarts still waits for the end of this member.
+    pub fn is_rest_of(&self, gang: &GangKey, uid: &PodUid) -> bool {
+        let view = self.gangs.view(gang);
+        view.is_some_and(|view| view.must_leave(uid))
+    }
+
+    /// Whether a blocked action of a gang is known already; true for a gang that has ended.
+    pub fn is_blocked(&self, gang: &GangKey, what: Blocker) -> bool {
+        self.gangs.view(gang).is_none_or(|view| view.is_blocked(what))
+    }
+
+    /// The owners that define the sizes of gangs: those to watch.
+    pub fn watched_owners(&self) -> Vec<WatchedOwner> {
+        self.gangs.watched_owners()
+    }
+
+    /// Whether an object that states the size of a gang is still unread.
+    pub fn owners_unread(&self) -> bool {
+        self.gangs.watched_owners().iter().any(|wanted| wanted.unread)
+    }
+
+    /// A namespace that has a gang of this name.
+    pub fn namespace_of(&self, name: &str) -> Option<&'a Arc<str>> {
+        let keys = self.gangs.views().map(|view| view.key());
+        keys.filter(|key| *key.name == *name).map(|key| &key.namespace).min()
+    }
+
+    /// The names of the gangs of a namespace.
+    pub fn names(&self, namespace: &str) -> Vec<String> {
+        let keys = self.gangs.views().map(|view| view.key());
+        let mut names: Vec<String> =
+            keys.filter(|key| *key.namespace == *namespace).map(|key| key.name.to_string()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// Whether the devices of so many members come free when these end. Otherwise they stay reserved for replacements.
+    pub(in crate::index) fn may_lose(&self, gang: &GangKey, members: usize) -> bool {
+        let Some(view) = self.gangs.view(gang) else {
+            return true;
+        };
+        let surplus = view.settled().saturating_sub(view.min()) as usize;
+        view.terms().is_some_and(|terms| {
+            terms.repair == Repair::Ignore || terms.by_role.is_empty() && members <= surplus
+        })
+    }
+
+    /// Whether a gang keeps its minimum, and those of its roles, without some members; or its owner allows that it does not.
+    pub(in crate::index) fn goes_on_without(&self, gang: &GangKey, pods: &[PodUid]) -> bool {
+        let Some(view) = self.gangs.view(gang) else {
+            return true;
+        };
+        let mut by_role: BTreeMap<&str, u32> = BTreeMap::new();
+        let goes = |member: &protocol::MemberView<'_>| {
+            pods.contains(member.uid) || member.evicted && !member.leaving
+        };
+        for member in view.members().filter(goes) {
+            *by_role.entry(member.role).or_default() += 1;
+        }
+        by_role.values().sum::<u32>() <= view.surplus_members()
+            && by_role.iter().all(|(role, count)| *count <= view.surplus_of(role))
+    }
+
+    /// The priority of a gang that is tracked.
+    pub(in crate::index) fn priority_of(&self, gang: &GangKey) -> Option<i32> {
+        Some(self.gangs.view(gang)?.priority())
+    }
+
+    /// The members of a gang that are on nodes: `namespace/name`, sorted.
+    pub(in crate::index) fn bound_members(&self, gang: &GangKey) -> Vec<String> {
+        let members = self.gangs.view(gang).into_iter().flat_map(|view| view.members());
+        let bound = members.filter(|member| matches!(member.stage, Stage::Bound(_)));
+        let mut names: Vec<String> =
+            bound.map(|member| format!("{}/{}", gang.namespace, member.name)).collect();
+        names.sort_unstable();
+        names
     }
 }

@@ -7,16 +7,19 @@ use std::fmt;
 use std::sync::Arc;
 
 use gantry_api::ResourceName;
-use gantry_gang::protocol::{Holder, PlanRequest, Refusal, Reserved, Stage};
-use gantry_gang::{GangKey, Needs, Repair};
+use gantry_gang::protocol::{Gangs, Holder, PlanRequest, Refusal, Reserved};
+use gantry_gang::{GangKey, Needs};
 use gantry_planner::decide::Filtered;
 use gantry_planner::input::{PlacementRules, Shape};
 use gantry_planner::request::{Ask, Request};
 use gantry_planner::snapshot::NodeIx;
 use serde::{Deserialize, Serialize};
 
-use crate::index::Index;
+use super::places::ReservationTracker;
+use super::plan_input::PlanSource;
+use crate::index::facts::Facts;
 use crate::index::node::Node;
+use crate::index::node_resources_table::NodeResourcesTable;
 
 /// Gangs that one refusal of a single pod names.
 const NAMED: usize = 2;
@@ -51,7 +54,7 @@ struct Demand<'d> {
 
 impl Demand<'_> {
     /// Whether a node could take the pod if all of its devices were free.
-    fn may_go_to(&self, index: &Index, number: NodeIx, node: &Node) -> bool {
+    fn may_go_to(&self, resources: &NodeResourcesTable, number: NodeIx, node: &Node) -> bool {
         let is_excluded = self.rules.nodes.binary_search(&number).is_ok()
             || self.rules.only.as_ref().is_some_and(|only| only.binary_search(&number).is_err());
         let has_devices = |ask: &Ask| {
@@ -61,19 +64,32 @@ impl Demand<'_> {
         !is_excluded
             && node.withheld().is_none()
             && self.request.asks.iter().all(has_devices)
-            && index.misfit(number, self.needs).is_none()
+            && resources.admits(number, self.needs)
     }
 }
 
-impl Index {
+/// Finds the gangs that have reservations.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::index) struct ReservationHolders<'a> {
+    gangs: &'a Gangs,
+    facts: &'a Facts,
+    /// The limits of reservations are known to the extender alone.
+    only_looks: bool,
+}
+
+impl<'a> ReservationHolders<'a> {
+    pub(super) fn new(gangs: &'a Gangs, facts: &'a Facts, only_looks: bool) -> Self {
+        Self { gangs, facts, only_looks }
+    }
+
     /// Adds to a refusal because of reserved devices the gangs that have them.
-    pub(super) fn with_holders(&self, refused: Refusal, wanted: &PlanRequest) -> Refusal {
+    pub(super) fn complete(self, refused: Refusal, wanted: &PlanRequest, source: PlanSource<'_>) -> Refusal {
         let Refusal::DoesNotFit(mut shortage) = refused else {
             return refused;
         };
         if shortage.reserved.is_some() {
-            let demands = self.demands(wanted);
-            let holders = self.holders_among(&demands, Some(&wanted.gang));
+            let demands = demands(wanted, source);
+            let holders = self.among(&demands, Some(&wanted.gang));
             // Its own reservations are for its own members.
             let is_others = !holders.is_empty() || self.has_binds_among(&demands);
             shortage.reserved = is_others.then_some(Reserved { holders });
@@ -81,42 +97,34 @@ impl Index {
         Refusal::DoesNotFit(shortage)
     }
 
-    /// What the members of a gang ask for, by shape.
-    fn demands(&self, wanted: &PlanRequest) -> Vec<Demand<'_>> {
-        let shapes = self.gangs.shapes.list();
-        let requests = std::iter::once(wanted).chain(&wanted.others);
-        let members = requests.flat_map(|request| &request.members);
-        let numbers: BTreeSet<u32> = members.map(|member| member.shape.0).collect();
-        let mut demands = Vec::with_capacity(numbers.len());
-        for shape in numbers.into_iter().filter_map(|shape| shapes.get(shape as usize)) {
-            let Shape { request, needs } = shape;
-            demands.push(Demand { request, needs, rules: self.placement_rules(Some(wanted), shape, &[]) });
-        }
-        demands
-    }
-
     /// Gangs with reservations of idle devices that a pod asks for, on nodes that may take the pod, the most first.
-    pub(crate) fn holders_for(&self, request: &Request, needs: &Needs) -> Vec<Holder> {
-        let demand = Demand { request, needs, rules: self.resources.barred(needs, &[]) };
-        self.holders_among(&[demand], None)
+    pub(in crate::index) fn of_request(self, request: &Request, needs: &Needs) -> Vec<Holder> {
+        let demand = Demand { request, needs, rules: self.facts.resources.barred(needs, &[]) };
+        self.among(&[demand], None)
     }
 
     /// The nodes that may take any of this, each with the resources that are asked for there.
     fn nodes_for<'d>(
-        &'d self,
+        self,
         demands: &'d [Demand<'d>],
         is_of_interest: impl Fn(&Node) -> bool + 'd,
-    ) -> impl Iterator<Item = (&'d Node, BTreeSet<&'d ResourceName>)> {
-        self.nodes.iter().filter(move |(_, node)| is_of_interest(node)).filter_map(move |(number, node)| {
-            let here = demands.iter().filter(|demand| demand.may_go_to(self, number, node));
-            let asked: BTreeSet<&ResourceName> =
-                here.flat_map(|demand| &demand.request.asks).map(|ask| &ask.resource).collect();
-            (!asked.is_empty()).then_some((node, asked))
-        })
+    ) -> impl Iterator<Item = (&'a Node, BTreeSet<&'d ResourceName>)>
+    where
+        'a: 'd,
+    {
+        self.facts.nodes.iter().filter(move |(_, node)| is_of_interest(node)).filter_map(
+            move |(number, node)| {
+                let here =
+                    demands.iter().filter(|demand| demand.may_go_to(&self.facts.resources, number, node));
+                let asked: BTreeSet<&ResourceName> =
+                    here.flat_map(|demand| &demand.request.asks).map(|ask| &ask.resource).collect();
+                (!asked.is_empty()).then_some((node, asked))
+            },
+        )
     }
 
     /// Gangs other than `but` with reservations of idle devices among what is asked for, the most first.
-    fn holders_among(&self, demands: &[Demand<'_>], but: Option<&GangKey>) -> Vec<Holder> {
+    fn among(self, demands: &[Demand<'_>], but: Option<&GangKey>) -> Vec<Holder> {
         let mut devices: BTreeMap<&GangKey, usize> = BTreeMap::new();
         let has_reservations = |node: &Node| !node.occupancy().gang_reservations().is_empty();
         for (node, asked) in self.nodes_for(demands, has_reservations) {
@@ -139,7 +147,12 @@ impl Index {
 
     /// Adds to the refusal of a single pod the gangs that have reserved idle devices on nodes without enough free ones. At most
     /// [`NAMED`] are named, those with the earliest end of a reservation.
-    pub(in crate::index) fn name_holders(&self, answer: &mut Filtered, nodes: &[Option<NodeIx>]) {
+    pub(in crate::index) fn name_in(
+        self,
+        answer: &mut Filtered,
+        nodes: &[Option<NodeIx>],
+        reservations: &ReservationTracker,
+    ) {
         let short: HashMap<NodeIx, (usize, &ResourceName)> = answer
             .short_of_reserved(nodes)
             .map(|(refusal, node, resource)| (node, (refusal, resource)))
@@ -148,8 +161,8 @@ impl Index {
             return;
         }
         let mut gangs: BTreeMap<&Arc<GangKey>, BTreeSet<NodeIx>> = BTreeMap::new();
-        for ((gang, _), node) in self.gangs.places.iter().filter(|(_, node)| short.contains_key(node)) {
-            gangs.entry(gang).or_default().insert(*node);
+        for (gang, node) in reservations.iter().filter(|(_, node)| short.contains_key(node)) {
+            gangs.entry(gang).or_default().insert(node);
         }
         let mut gangs: Vec<_> =
             gangs.into_iter().map(|(gang, nodes)| (self.reserved_until(gang), gang, nodes)).collect();
@@ -159,7 +172,7 @@ impl Index {
         for (until, gang, nodes) in gangs {
             let mut has_any = false;
             for node in nodes {
-                let (Some((refusal, resource)), Some(entry)) = (short.get(&node), self.nodes.get(node))
+                let (Some((refusal, resource)), Some(entry)) = (short.get(&node), self.facts.nodes.get(node))
                 else {
                     continue;
                 };
@@ -181,7 +194,7 @@ impl Index {
     }
 
     /// Whether devices among what is asked for are reserved for pods that are being bound.
-    fn has_binds_among(&self, demands: &[Demand<'_>]) -> bool {
+    fn has_binds_among(self, demands: &[Demand<'_>]) -> bool {
         let mut nodes = self.nodes_for(demands, |node| !node.occupancy().binds().is_empty());
         nodes.any(|(node, asked)| {
             let mut binds = node.occupancy().binds().iter();
@@ -191,43 +204,23 @@ impl Index {
 
     /// Until when reservations of a gang last if its members do not arrive, in seconds since 1970. Stable while the limit is:
     /// refusals name it.
-    pub(in crate::index) fn reserved_until(&self, gang: &GangKey) -> Option<i64> {
-        self.gangs.core.reserved_until(gang, self.epoch).filter(|_| !self.gangs.only_looks)
+    fn reserved_until(self, gang: &GangKey) -> Option<i64> {
+        self.gangs.reserved_until(gang, self.facts.clock.epoch()).filter(|_| !self.only_looks)
     }
 
-    /// Whether the devices of so many members come free when these end. Otherwise they stay reserved for replacements.
-    pub(in crate::index) fn may_lose(&self, gang: &GangKey, members: usize) -> bool {
-        let Some(view) = self.gangs.core.view(gang) else {
-            return true;
-        };
-        let surplus = view.settled().saturating_sub(view.min()) as usize;
-        view.terms().is_some_and(|terms| {
-            terms.repair == Repair::Ignore || terms.by_role.is_empty() && members <= surplus
-        })
-    }
-
-    /// The members of a gang that are on nodes: `namespace/name`, sorted.
-    pub(in crate::index) fn bound_members(&self, gang: &GangKey) -> Vec<String> {
-        let members = self.gangs.core.view(gang).into_iter().flat_map(|view| view.members());
-        let bound = members.filter(|member| matches!(member.stage, Stage::Bound(_)));
-        let mut names: Vec<String> =
-            bound.map(|member| format!("{}/{}", gang.namespace, member.name)).collect();
-        names.sort_unstable();
-        names
-    }
-
-    /// Refused gangs are planned again where the gangs that their refusal names have no reservation any more.
-    pub(super) fn check_holders(&mut self) {
+    /// Whether gangs that refusals of gangs name have no reservation any more.
+    pub(super) fn are_outdated(self) -> bool {
         let named = |refusal: &Refusal| match refusal {
             Refusal::DoesNotFit(shortage) => shortage.reserved.as_ref().map(|of| of.holders.clone()),
             _ => None,
         };
-        let refusals = self.gangs.core.views().filter_map(|view| named(view.refusal()?));
+        let refusals = self.gangs.views().filter_map(|view| named(view.refusal()?));
         let refusals: Vec<Vec<Holder>> = refusals.collect();
         if refusals.is_empty() {
-            return;
+            return false;
         }
         let reserved: BTreeSet<String> = self
+            .facts
             .nodes
             .iter()
             .flat_map(|(_, node)| node.occupancy().gang_reservations())
@@ -236,27 +229,21 @@ impl Index {
         let is_outdated = |holders: &Vec<Holder>| {
             holders.is_empty() || holders.iter().any(|holder| !reserved.contains(&*holder.gang))
         };
-        if refusals.iter().any(is_outdated) {
-            self.gangs.reshaped();
-        }
+        refusals.iter().any(is_outdated)
     }
 
     /// Reservations on all nodes for decided gangs other than `but`, by gang.
-    pub(super) fn reserved_for_gangs(&self, but: &GangKey) -> Vec<GangReservations> {
-        self.kept_among(self.nodes.iter().map(|(_, node)| node), Some(but))
+    pub(super) fn decided(self, but: &GangKey) -> Vec<GangReservations> {
+        self.kept_among(self.facts.nodes.iter().map(|(_, node)| node), Some(but))
     }
 
     /// The same on one node.
-    pub(in crate::index) fn reserved_for_gangs_on(
-        &self,
-        node: &Node,
-        but: Option<&GangKey>,
-    ) -> Vec<GangReservations> {
+    pub(in crate::index) fn decided_on(self, node: &Node, but: Option<&GangKey>) -> Vec<GangReservations> {
         self.kept_among(std::iter::once(node), but)
     }
 
     fn kept_among<'n>(
-        &self,
+        self,
         nodes: impl Iterator<Item = &'n Node>,
         but: Option<&GangKey>,
     ) -> Vec<GangReservations> {
@@ -265,7 +252,7 @@ impl Index {
             *places.entry(&kept.gang).or_default() += 1;
         }
         let decided = |gang: &GangKey| {
-            let view = self.gangs.core.view(gang);
+            let view = self.gangs.view(gang);
             view.is_some_and(|view| view.is_decided() || view.is_awaiting())
         };
         let others = places.into_iter().filter(|(gang, _)| Some(*gang) != but && decided(gang));
@@ -276,4 +263,18 @@ impl Index {
         });
         named.collect()
     }
+}
+
+/// What the members of a gang ask for, by shape.
+fn demands<'a>(wanted: &PlanRequest, source: PlanSource<'a>) -> Vec<Demand<'a>> {
+    let shapes = source.shapes().list();
+    let requests = std::iter::once(wanted).chain(&wanted.others);
+    let members = requests.flat_map(|request| &request.members);
+    let numbers: BTreeSet<u32> = members.map(|member| member.shape.0).collect();
+    let mut demands = Vec::with_capacity(numbers.len());
+    for shape in numbers.into_iter().filter_map(|shape| shapes.get(shape as usize)) {
+        let Shape { request, needs } = shape;
+        demands.push(Demand { request, needs, rules: source.rules(Some(wanted), shape, &[]) });
+    }
+    demands
 }

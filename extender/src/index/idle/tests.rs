@@ -4,6 +4,7 @@ use gantry_planner::decide::Options;
 
 use super::*;
 use crate::fixtures::{Cluster, bridged, member};
+use crate::index::Index;
 
 const GPU: &str = "nvidia.com/gpu";
 /// Each node with its rack.

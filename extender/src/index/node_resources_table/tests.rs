@@ -246,14 +246,14 @@ impl World {
             Step::Take(number, cpu) => {
                 let mut needs = Needs::default();
                 needs.resources.add_written("cpu", &cpu.to_string());
-                let node = self.index.nodes.number(&NODES[number].into());
-                self.index.resources.reserve(node, &needs);
+                let node = self.index.facts.nodes.number(&NODES[number].into());
+                self.index.facts.resources.reserve(node, &needs);
                 self.places.push((number, needs));
             }
             Step::Give => {
                 if let Some((number, needs)) = self.places.pop() {
-                    let node = self.index.nodes.number(&NODES[number].into());
-                    self.index.resources.release(node, &needs);
+                    let node = self.index.facts.nodes.number(&NODES[number].into());
+                    self.index.facts.resources.release(node, &needs);
                 }
             }
         }
@@ -311,17 +311,17 @@ impl World {
         let numbers: Vec<(usize, NodeIx)> = NODES
             .iter()
             .enumerate()
-            .filter_map(|(number, name)| Some((number, self.index.nodes.find(name)?)))
+            .filter_map(|(number, name)| Some((number, self.index.facts.nodes.find(name)?)))
             .collect();
         for (number, node) in &numbers {
-            let room = &self.index.resources.nodes()[node.0 as usize];
+            let room = &self.index.facts.resources.nodes()[node.0 as usize];
             prop_assert_eq!(room.left.milli_cpu, self.cpu_left(*number), "{}", NODES[*number]);
             let expected = self.nodes.get(number).map(|node| node.facts(NODES[*number]));
             prop_assert_eq!(room.facts.as_deref(), expected.as_ref());
         }
         let built = Fabric::build(
             Levels::parse("zone=zone").unwrap(),
-            self.index.resources.nodes().iter().map(|room| room.facts.as_deref()),
+            self.index.facts.resources.nodes().iter().map(|room| room.facts.as_deref()),
         );
         prop_assert_eq!(self.index.fabric(), &built);
         for thinned in [false, true] {
@@ -339,7 +339,7 @@ impl World {
         for (number, new) in self.pods.iter().filter(|(_, pod)| pod.gpus && pod.node.is_none() && !pod.ended)
         {
             let needs = Arc::clone(&self.index.pod(&uid(*number)).unwrap().needs);
-            let barred = self.index.resources.barred(&needs, &gone);
+            let barred = self.index.facts.resources.barred(&needs, &gone);
             for (number, node) in numbers.iter().filter(|(number, _)| self.nodes.contains_key(number)) {
                 let closed = barred.nodes.contains(node);
                 prop_assert_eq!(closed, self.is_barred(new, *number), "{:?} on {}", new, NODES[*number]);
@@ -452,7 +452,9 @@ fn labels_that_no_term_is_about_any_more_are_forgotten() {
     for number in 0..500 {
         for gone in [false, true] {
             show(&mut world, &format!("run-{number}"), &format!("run-{number}"), gone);
-            assert!(world.index.resources.term_labels.len() <= crate::index::term_labels::MIN_LABELS + 1);
+            assert!(
+                world.index.facts.resources.term_labels.len() <= crate::index::term_labels::MIN_LABELS + 1
+            );
         }
     }
     assert_eq!(labels(&world), ["app"]);
@@ -471,15 +473,15 @@ fn more_fits_when_a_pod_ends_on_a_node_with_devices() {
         &mut Default::default(),
     );
     world.index.inventory_applied(&"n0".into(), inventory.unwrap());
-    world.index.take_resources_gained();
+    world.index.facts.take_resources_gained();
     world.play(Step::Pod(0, Some(Pod { gpus: false, node: Some(0), ..PLAIN })));
-    assert!(!world.index.take_resources_gained(), "nothing has changed");
+    assert!(!world.index.facts.take_resources_gained(), "nothing has changed");
     world.play(Step::Pod(0, Some(Pod { gpus: false, node: Some(0), ended: true, ..PLAIN })));
-    assert!(world.index.take_resources_gained());
-    assert!(!world.index.take_resources_gained(), "it is told once");
+    assert!(world.index.facts.take_resources_gained());
+    assert!(!world.index.facts.take_resources_gained(), "it is told once");
     world.play(Step::Pod(1, Some(Pod { gpus: false, node: Some(1), ..PLAIN })));
     world.play(Step::Pod(1, None));
-    assert!(!world.index.take_resources_gained(), "that node has no devices");
+    assert!(!world.index.facts.take_resources_gained(), "that node has no devices");
 }
 
 #[test]
@@ -500,8 +502,8 @@ fn overflowing_requests_leave_node_resources_intact() {
     };
     let pods: Vec<OtherPod> = (0..1000).map(|number| read(&format!("greedy{number}"))).collect();
     let left = |world: &World| {
-        let node = world.index.nodes.find("n0").unwrap();
-        world.index.resources.nodes()[node.0 as usize].left.clone()
+        let node = world.index.facts.nodes.find("n0").unwrap();
+        world.index.facts.resources.nodes()[node.0 as usize].left.clone()
     };
     let before = left(&world);
     for pod in pods.clone() {
@@ -527,9 +529,9 @@ fn pods_of_one_controller_are_of_one_kind() {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(world.index.resources.pods.len(), 1000);
-    assert_eq!(world.index.resources.affinity.profiles(), 1);
-    assert!(world.index.resources.members().is_empty());
+    assert_eq!(world.index.facts.resources.pods.len(), 1000);
+    assert_eq!(world.index.facts.resources.affinity.profiles(), 1);
+    assert!(world.index.facts.resources.members().is_empty());
 }
 
 #[test]
@@ -543,10 +545,10 @@ fn member_without_devices_stays_until_it_is_deleted() {
     }
     // It has ended, and is on no node: it counts all the same.
     assert_eq!(world.index.belongs("l"), Belongs::Gang);
-    assert_eq!(world.index.resources.members().len(), 1);
+    assert_eq!(world.index.facts.resources.members().len(), 1);
     world.index.other_pod_gone(&"l".into());
     assert_ne!(world.index.belongs("l"), Belongs::Gang);
-    assert!(world.index.resources.members().is_empty());
+    assert!(world.index.facts.resources.members().is_empty());
 }
 
 #[test]
@@ -572,14 +574,17 @@ fn numbers_that_are_given_up_take_nothing_along() {
     for name in &passing {
         world.index.node_deleted(name);
     }
-    let before = world.index.nodes.find("n1");
+    let before = world.index.facts.nodes.find("n1");
     world.index.publish();
-    assert_ne!(world.index.nodes.find("n1"), before, "it has another number now");
+    assert_ne!(world.index.facts.nodes.find("n1"), before, "it has another number now");
     world.check().unwrap();
     world.play(Step::Node(1, Some(plain)));
     world.check().unwrap();
     let needs = Arc::clone(&world.index.pod("p1").unwrap().needs);
-    assert_eq!(world.index.resources.barred(&needs, &[]).nodes, [world.index.nodes.find("n1").unwrap()]);
+    assert_eq!(
+        world.index.facts.resources.barred(&needs, &[]).nodes,
+        [world.index.facts.nodes.find("n1").unwrap()]
+    );
 }
 
 #[test]
@@ -591,7 +596,7 @@ fn the_fabric_is_built_when_the_list_of_nodes_is_complete() {
     world.play(Step::Node(0, Some(node)));
     world.index.publish();
     assert_eq!(world.index.fabric().domains.len(), 1);
-    assert_eq!(world.index.fabric().of_node.len(), world.index.resources.nodes().len());
+    assert_eq!(world.index.fabric().of_node.len(), world.index.facts.resources.nodes().len());
     world.index.list_ends(now, Source::Nodes);
     world.index.publish();
     assert_eq!(world.index.fabric().domains.len(), 2);

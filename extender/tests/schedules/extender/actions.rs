@@ -57,8 +57,8 @@ impl World {
             return;
         };
         let address = process.store.read(|index| match action {
-            Action::Evict(by) if !index.waits_for(by, &uid.into()) => None,
-            Action::EvictRest(of) if !index.is_rest_of(of, &uid.into()) => None,
+            Action::Evict(by) if !index.gangs().waits_for(by, &uid.into()) => None,
+            Action::EvictRest(of) if !index.gangs().is_rest_of(of, &uid.into()) => None,
             _ => index.pod_address(&uid.into()),
         });
         let Some(open) = process.actions.get_mut(&key).filter(|open| !open.busy) else {

@@ -5,14 +5,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use gantry_api::PodUid;
-use gantry_gang::protocol::{Devices, MemberView, Placement, PlanRequest, Stage, View};
+use gantry_gang::protocol::{Devices, Gangs, MemberView, Placement, PlanRequest, Stage, View};
 use gantry_gang::{GangKey, Resources};
 use gantry_planner::input::Shape;
 use gantry_planner::preempt::{CandidatePod, Surplus, VictimCandidate};
 use gantry_planner::request::NumaDemand;
 
-use crate::index::Index;
+use super::releasable::ReleasableReservations;
 use crate::index::affinity_index;
+use crate::index::facts::Facts;
+use crate::index::gangs::plan_input::PlanSource;
+use crate::index::gangs::shapes::Shapes;
 use crate::index::node_resources_table::PreemptiblePod;
 use crate::pod::{PodFacts, PodProfile};
 use gantry_planner::snapshot::NodeIx;
@@ -67,16 +70,28 @@ fn count_devices(pod: &CandidatePod) -> usize {
     pod.devices.iter().map(|(_, ids)| ids.len()).sum()
 }
 
-impl Index {
+/// Finds victim candidates among pods and gangs.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::index) struct VictimCandidates<'a> {
+    gangs: &'a Gangs,
+    facts: &'a Facts,
+    shapes: &'a Shapes,
+}
+
+impl<'a> VictimCandidates<'a> {
+    pub(in crate::index::gangs) fn new(gangs: &'a Gangs, source: PlanSource<'a>) -> Self {
+        Self { gangs, facts: source.facts(), shapes: source.shapes() }
+    }
+
     /// Whether a gang may preempt: all of its members may, and disruption budgets are known.
-    pub(super) fn may_preempt(&self, wanted: &PlanRequest) -> bool {
-        let view = self.gangs.core.view(&wanted.gang);
-        self.knows_budgets() && view.is_some_and(|view| view.may_preempt())
+    pub(super) fn may_preempt(self, wanted: &PlanRequest) -> bool {
+        let view = self.gangs.view(&wanted.gang);
+        self.facts.budgets.are_known() && view.is_some_and(|view| view.may_preempt())
     }
 
     /// The placement with the least loss: at first with few of the pods without devices, and with the others too if less could be lost then.
-    pub(in crate::index::gangs) fn among_candidates(
-        &self,
+    pub(in crate::index::gangs) fn least_loss(
+        self,
         wanted: &PlanRequest,
         find: impl Fn(&[VictimCandidate]) -> Option<Placement>,
     ) -> Option<Placement> {
@@ -99,15 +114,15 @@ impl Index {
     }
 
     /// The candidates. Without the gang itself, terminating pods, and gangs that are being bound, of which not all pods show yet.
-    fn candidates(&self, wanted: &PlanRequest, reach: Reach) -> Vec<VictimCandidate> {
+    fn candidates(self, wanted: &PlanRequest, reach: Reach) -> Vec<VictimCandidate> {
         let mut gangs: BTreeMap<&Arc<GangKey>, VictimCandidate> = BTreeMap::new();
         let mut singles: Vec<VictimCandidate> = Vec::new();
-        for pod in self.pods.iter().filter(|pod| pod.is_live() && !pod.leaving) {
-            let Some(node) = pod.node.as_ref().and_then(|node| self.nodes.find(node.as_str())) else {
+        for pod in self.facts.pods.iter().filter(|pod| pod.is_live() && !pod.leaving) {
+            let Some(node) = self.facts.node_of(pod) else {
                 continue;
             };
             let devices = self.devices_of(pod, node);
-            match self.gangs.core.goes_with(&pod.uid) {
+            match self.gangs.goes_with(&pod.uid) {
                 // Its end returns no devices.
                 None if devices.is_none() => {}
                 // The gang itself is to be completed.
@@ -127,16 +142,16 @@ impl Index {
         }
         gangs.retain(|gang, unit| {
             unit.pods.sort_by(|a, b| a.uid.cmp(&b.uid));
-            let Some(view) = self.gangs.core.view(gang) else {
+            let Some(view) = self.gangs.view(gang) else {
                 return true;
             };
             set_surplus(unit, &view);
             // Of a group that may belong to a tree it is not known yet what would have to go with it.
-            !view.is_being_bound() && !self.gangs.core.awaits_owner(gang)
+            !view.is_being_bound() && !self.gangs.awaits_owner(gang)
         });
         let other_pods = self.other_pods(wanted, reach);
         let mut units: Vec<VictimCandidate> = gangs.into_values().chain(singles).chain(other_pods).collect();
-        let mut covers = self.budgets.coverage(&self.resources);
+        let mut covers = self.facts.budgets.coverage(&self.facts.resources);
         for unit in &mut units {
             unit.budgets = covers.need(unit);
         }
@@ -146,9 +161,9 @@ impl Index {
     }
 
     /// Pods without devices, of lower priority, that may be in the way of a gang.
-    fn other_pods(&self, wanted: &PlanRequest, reach: Reach) -> Vec<VictimCandidate> {
+    fn other_pods(self, wanted: &PlanRequest, reach: Reach) -> Vec<VictimCandidate> {
         let shapes: BTreeSet<_> = wanted.members.iter().map(|member| member.shape).collect();
-        let known = self.gangs.shapes.list();
+        let known = self.shapes.list();
         let shapes: Vec<&Shape> =
             shapes.into_iter().filter_map(|shape| known.get(shape.0 as usize)).collect();
         let mut lacking: HashMap<NodeIx, bool> = HashMap::new();
@@ -162,8 +177,8 @@ impl Index {
                     needs.any(|needs| affinity_index::concerns(needs, pod.profile))
                 })
         };
-        let has_devices = |node: NodeIx| self.nodes.has_inventory(node);
-        let lower = self.resources.below(wanted.priority);
+        let has_devices = |node: NodeIx| self.facts.nodes.has_inventory(node);
+        let lower = self.facts.resources.below(wanted.priority);
         lower
             .filter(|pod| has_devices(pod.node) && helps(pod))
             .map(|pod| VictimCandidate {
@@ -183,9 +198,9 @@ impl Index {
     }
 
     /// Whether a node has devices for more members of some shape than its other resources allow.
-    fn lacks_other_resources(&self, node: NodeIx, shapes: &[&Shape], reach: Reach) -> bool {
-        let entry = self.nodes.get(node);
-        let room = self.resources.get(node);
+    fn lacks_other_resources(self, node: NodeIx, shapes: &[&Shape], reach: Reach) -> bool {
+        let entry = self.facts.nodes.get(node);
+        let room = self.facts.resources.get(node);
         let Some((entry, room)) = entry.zip(room) else {
             return false;
         };
@@ -205,9 +220,9 @@ impl Index {
     }
 
     /// A gang as a unit, with its members that have no devices or have not arrived. The others are added by the caller.
-    fn unit_of(&self, gang: &GangKey) -> VictimCandidate {
+    fn unit_of(self, gang: &GangKey) -> VictimCandidate {
         let mut unit = VictimCandidate { priority: i32::MIN, is_gang: true, ..VictimCandidate::default() };
-        let Some(view) = self.gangs.core.view(gang) else {
+        let Some(view) = self.gangs.view(gang) else {
             return unit;
         };
         unit.since = view.bound_at().unwrap_or_else(|| view.waiting_since());
@@ -217,10 +232,10 @@ impl Index {
             let is_bound = matches!(member.stage, Stage::Bound(_));
             let has_place = !is_bound && view.node_of(member.uid).is_some();
             if !member.leaving
-                && (has_place || is_bound && !self.pods.contains(member.uid))
-                && let Some(node) = member.node.and_then(|node| self.nodes.find(node.as_str()))
+                && (has_place || is_bound && !self.facts.pods.contains(member.uid))
+                && let Some(node) = member.node.and_then(|node| self.facts.nodes.find(node.as_str()))
             {
-                let load = self.resources.member(member.uid).map(|pod| &pod.load);
+                let load = self.facts.resources.member(member.uid).map(|pod| &pod.load);
                 unit.pods.push(CandidatePod {
                     uid: member.uid.clone(),
                     node,
@@ -234,31 +249,12 @@ impl Index {
         unit
     }
 
-    /// Whether a gang keeps its minimum, and those of its roles, without some members; or its owner allows that it does not.
-    pub(in crate::index) fn goes_on_without(&self, gang: &GangKey, pods: &[PodUid]) -> bool {
-        let Some(view) = self.gangs.core.view(gang) else {
-            return true;
-        };
-        let mut by_role: BTreeMap<&str, u32> = BTreeMap::new();
-        let goes = |member: &MemberView<'_>| pods.contains(member.uid) || member.evicted && !member.leaving;
-        for member in view.members().filter(goes) {
-            *by_role.entry(member.role).or_default() += 1;
-        }
-        by_role.values().sum::<u32>() <= view.surplus_members()
-            && by_role.iter().all(|(role, count)| *count <= view.surplus_of(role))
-    }
-
-    /// The priority of a gang that is tracked.
-    pub(in crate::index) fn priority_of_gang(&self, gang: &GangKey) -> Option<i32> {
-        Some(self.gangs.core.view(gang)?.priority())
-    }
-
     /// All of a gang that is on the nodes, as a unit.
-    pub(in crate::index::gangs) fn whole(&self, gang: &View<'_>) -> VictimCandidate {
+    pub(in crate::index::gangs) fn whole(self, gang: &View<'_>) -> VictimCandidate {
         let mut unit = self.unit_of(gang.key());
         for member in gang.members().filter(|member| !member.leaving) {
-            if let Some(pod) = self.pods.get(member.uid).filter(|pod| pod.is_live())
-                && let Some(node) = pod.node.as_ref().and_then(|node| self.nodes.find(node.as_str()))
+            if let Some(pod) = self.facts.pods.get(member.uid).filter(|pod| pod.is_live())
+                && let Some(node) = self.facts.node_of(pod)
             {
                 let devices = self.devices_of(pod, node);
                 unit.pods.push(on_its_node(pod, node, devices));
@@ -269,8 +265,8 @@ impl Index {
 
     /// Terminating pods that are not overdue, as one unit, and when the first and the last of them is overdue, in seconds since 1970. With
     /// devices that pods which are gone return soon, unreserved or of reservations that are orphaned for this priority.
-    pub(super) fn ending(&self, priority: i32) -> Option<(VictimCandidate, Range<i64>)> {
-        let now = self.now;
+    pub(super) fn ending(self, priority: i32) -> Option<(VictimCandidate, Range<i64>)> {
+        let now = self.facts.clock.now();
         let mut pods: Vec<CandidatePod> = Vec::new();
         let mut overdue: Option<Range<i64>> = None;
         let mut goes = |ends: i64| {
@@ -282,14 +278,14 @@ impl Index {
             }
             goes
         };
-        for pod in self.pods.iter().filter(|pod| pod.is_live()) {
-            if let Some(node) = pod.node.as_ref().and_then(|node| self.nodes.find(node.as_str()))
+        for pod in self.facts.pods.iter().filter(|pod| pod.is_live()) {
+            if let Some(node) = self.facts.node_of(pod)
                 && pod.ends.is_some_and(&mut goes)
             {
                 pods.push(on_its_node(pod, node, self.devices_of(pod, node)));
             }
         }
-        for pod in self.resources.preemptible_pods() {
+        for pod in self.facts.resources.preemptible_pods() {
             if pod.pod.ends.is_some_and(&mut goes) {
                 pods.push(CandidatePod {
                     uid: pod.uid.clone(),
@@ -301,7 +297,7 @@ impl Index {
                 });
             }
         }
-        for (node, entry) in self.nodes.iter() {
+        for (node, entry) in self.facts.nodes.iter() {
             let returning = entry.returning(|since| {
                 let passed = now.at.saturating_duration_since(since).as_secs();
                 goes(now.unix.saturating_sub_unsigned(passed))
@@ -320,43 +316,29 @@ impl Index {
                 });
             }
         }
-        pods.extend(self.orphaned_ending(priority, goes));
+        pods.extend(ReleasableReservations::new(self.gangs, self.facts, self.shapes).ending(priority, goes));
         let ending = VictimCandidate { pods, priority: i32::MIN, ..VictimCandidate::default() };
         overdue.map(|overdue| (ending, overdue))
     }
 
     /// The same pods, one by one, without returned devices.
-    pub(super) fn each_ending(&self) -> impl Iterator<Item = VictimCandidate> + use<> {
+    pub(super) fn each_ending(self) -> impl Iterator<Item = VictimCandidate> + use<> {
         let ending = self.ending(i32::MIN).into_iter().flat_map(|(ending, _)| ending.pods);
         let pods = ending.filter(|pod| !pod.uid.as_str().is_empty());
         pods.map(|pod| VictimCandidate { pods: vec![pod], priority: i32::MIN, ..VictimCandidate::default() })
     }
 
     /// When a terminating pod should be gone, in seconds since 1970.
-    pub(super) fn ends_by(&self, uid: &PodUid) -> Option<i64> {
-        match self.pods.get(uid) {
+    pub(super) fn ends_by(self, uid: &PodUid) -> Option<i64> {
+        match self.facts.pods.get(uid) {
             Some(pod) => pod.ends,
-            None => self.resources.preemptible(uid)?.pod.ends,
+            None => self.facts.resources.preemptible(uid)?.pod.ends,
         }
     }
 
-    /// The devices that a pod's end returns, if the node has an inventory. Devices reserved for another gang go to that one.
-    pub(in crate::index) fn devices_of(&self, pod: &PodFacts, node: NodeIx) -> Option<Devices> {
-        let entry = self.nodes.get(node)?;
-        let held = entry.held_by(&pod.uid).filter(|_| entry.inventory().is_some())?;
-        let own = self.gangs.core.goes_with(&pod.uid);
-        let others = || entry.occupancy().gang_reservations().iter().filter(|place| own != Some(&place.gang));
-        let devices = entry.pools().zip(held).map(|((pool, _), held)| {
-            let mut devices = held.clone();
-            for (resource, ids) in others().flat_map(|place| &place.devices) {
-                devices.remove(&pool.taken(resource, ids));
-            }
-            (pool, devices)
-        });
-        let devices = devices
-            .filter(|(_, devices)| !devices.is_empty())
-            .map(|(pool, devices)| (pool.resource.clone(), pool.ids_of(&devices)));
-        Some(devices.collect())
+    /// The devices that a pod's end returns, if the node has an inventory.
+    fn devices_of(self, pod: &PodFacts, node: NodeIx) -> Option<Devices> {
+        self.facts.nodes.get(node)?.released_by(&pod.uid, self.gangs.goes_with(&pod.uid))
     }
 }
 

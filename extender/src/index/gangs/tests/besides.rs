@@ -11,7 +11,7 @@ fn unlike() -> Cluster {
     for (name, adapters, disk) in [("m", 0, "hdd"), ("n", 2, "nvme")] {
         cluster.store.update(|index| {
             let number = index.snapshot().find(name).unwrap();
-            let facts = index.resources.nodes()[number.0 as usize].facts.as_deref();
+            let facts = index.facts.resources.nodes()[number.0 as usize].facts.as_deref();
             let mut facts = facts.unwrap().clone();
             facts.labels.insert("disk".into(), disk.into());
             facts.labels.insert("kubernetes.io/hostname".into(), name.into());
@@ -34,7 +34,7 @@ fn two(cluster: &Cluster, gang: &str, change: impl Fn(&mut Value)) {
 /// What keeps members of a gang off nodes that have the devices.
 fn obstacles(cluster: &Cluster, gang: &str) -> Vec<Obstacle> {
     let refusal = cluster.store.read(|index| {
-        let view = index.gangs_named("default", gang).into_iter().next();
+        let view = index.gangs().named("default", gang).into_iter().next();
         view.and_then(|view| view.refusal().cloned())
     });
     let Some(Refusal::DoesNotFit(shortage)) = refusal else {

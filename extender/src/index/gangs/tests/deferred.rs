@@ -65,9 +65,9 @@ fn pod_that_leaves_enough_resources_is_ignored() {
 fn member_must_return_after_its_node_changed() {
     let (cluster, nodes) = first_has_left();
     cluster.store.update(|index| {
-        let mut facts = NodeFacts::clone(index.resources.nodes()[0].facts.as_ref().unwrap());
+        let mut facts = NodeFacts::clone(index.facts.resources.nodes()[0].facts.as_ref().unwrap());
         if *facts.name != *nodes[0] {
-            facts = NodeFacts::clone(index.resources.nodes()[1].facts.as_ref().unwrap());
+            facts = NodeFacts::clone(index.facts.resources.nodes()[1].facts.as_ref().unwrap());
         }
         facts.unschedulable = true;
         index.node_described(Arc::new(facts));

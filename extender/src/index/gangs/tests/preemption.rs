@@ -126,8 +126,9 @@ fn labelled(cluster: &Cluster, node: &str, zone: &str) {
     let labels = [("kubernetes.io/hostname", node), ("zone", zone)];
     cluster.store.update(|index| {
         let number = index.snapshot().find(node).unwrap();
-        let mut facts =
-            gantry_gang::NodeFacts::clone(index.resources.nodes()[number.0 as usize].facts.as_ref().unwrap());
+        let mut facts = gantry_gang::NodeFacts::clone(
+            index.facts.resources.nodes()[number.0 as usize].facts.as_ref().unwrap(),
+        );
         facts.labels = labels.map(|(key, value)| (key.into(), value.into())).into();
         index.node_described(facts.into());
     });

@@ -189,8 +189,8 @@ fn replacement_gets_the_lent_spare_once_its_borrower_is_gone() {
     create(&cluster, &[replacement.clone()]);
     assert_eq!(evicted(&cluster), ["borrower"]);
     assert!(cluster.store.read(|index| {
-        let gang = index.gang_of(&"a-0b".into()).unwrap().clone();
-        index.waits_for(&gang, &"borrower".into())
+        let gang = index.gangs().of_pod(&"a-0b".into()).unwrap().clone();
+        index.gangs().waits_for(&gang, &"borrower".into())
     }));
     // No pod is lent it any more.
     let next = single("next", 4, 0);

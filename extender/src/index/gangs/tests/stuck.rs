@@ -74,7 +74,7 @@ fn offered_nodes_restrict_one_shape_only() {
         cluster.add(name, &bridged());
         let node = cluster.store.snapshot().find(name).unwrap();
         cluster.store.update(|index| {
-            let facts = index.resources.nodes()[node.0 as usize].facts.as_deref();
+            let facts = index.facts.resources.nodes()[node.0 as usize].facts.as_deref();
             let mut facts = facts.unwrap().clone();
             facts.labels.insert("pool".into(), pool.into());
             index.node_described(facts.into());

@@ -12,7 +12,7 @@ use crate::index::Lack;
 
 fn shortage(cluster: &Cluster, gang: &str) -> Shortage {
     let refusal = cluster.store.read(|index| {
-        let view = index.gangs_named("default", gang).into_iter().next();
+        let view = index.gangs().named("default", gang).into_iter().next();
         view.and_then(|view| view.refusal().cloned())
     });
     match refusal {
@@ -277,7 +277,7 @@ proptest! {
             }
         }
         let of_gang = cluster.store.read(|index| {
-            let view = index.gangs_named("default", "w").into_iter().next().unwrap();
+            let view = index.gangs().named("default", "w").into_iter().next().unwrap();
             match view.refusal() {
                 Some(Refusal::DoesNotFit(shortage)) => shortage.reserved.clone(),
                 _ => None,
