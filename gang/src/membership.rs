@@ -254,6 +254,8 @@ pub struct OwnerFacts {
     pub never_preempts: bool,
     /// How its pods may be evicted for others, where it states that.
     pub disruption: Option<Disruption>,
+    /// kube-scheduler schedules all pods of it in one cycle: it has written its condition.
+    pub scheduled_whole: bool,
     /// Why kube-scheduler does not schedule it as a whole, in its words.
     pub unscheduled: Option<Arc<str>>,
     /// `metadata.uid`.

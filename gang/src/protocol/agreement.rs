@@ -77,6 +77,8 @@ pub(super) struct Agreement {
     disruption: Option<Disruption>,
     /// The owner that declares the size, or a group of its tree, forbids to preempt.
     never_preempts: bool,
+    /// kube-scheduler schedules all pods of the owner that declares the size, or of a group of its tree, in one cycle.
+    scheduled_whole: bool,
     /// Why kube-scheduler does not schedule the owner that declares the size, or a group of its tree, as a whole.
     unscheduled: Option<(OwnerRef, Arc<str>)>,
     /// Members' declarations have changed since the terms were resolved.
@@ -107,6 +109,7 @@ impl Agreement {
             creates: None,
             disruption: None,
             never_preempts: false,
+            scheduled_whole: false,
             unscheduled: None,
             redeclared: false,
             stale: true,
@@ -185,6 +188,11 @@ impl Agreement {
     /// Whether its owners forbid to preempt for it.
     pub(super) fn never_preempts(&self) -> bool {
         self.never_preempts
+    }
+
+    /// Whether kube-scheduler schedules all pods of the gang, or of a group of it, in one cycle.
+    pub(super) fn is_scheduled_whole(&self) -> bool {
+        self.scheduled_whole
     }
 
     /// The group that kube-scheduler does not schedule as a whole, and why: the owner, or one of its tree.
@@ -340,6 +348,7 @@ impl Agreement {
         let declared: Vec<&Arc<OwnerFacts>> = self.declares.iter().chain(of_groups).collect();
         self.never_preempts = declared.iter().any(|facts| facts.never_preempts);
         let is_whole = declared.iter().any(|facts| facts.disruption == Some(Disruption::All));
+        self.scheduled_whole = declared.iter().any(|facts| facts.scheduled_whole);
         self.disruption = match &self.declares {
             _ if is_whole => Some(Disruption::All),
             Some(facts) => facts.disruption,

@@ -653,8 +653,9 @@ impl Gang {
             if self.is_native() {
                 self.attempts.hit(&planned);
             }
-            if aside {
-                // It has arrived before. If it came again and again, kube-scheduler would try all others again each time that it leaves.
+            // It has arrived before. If it came again and again, kube-scheduler would try all others again each time that it leaves.
+            // In a PodGroup cycle kube-scheduler tries all of them anyway, and the group fails if one has no node.
+            if aside && !self.agreement.is_scheduled_whole() {
                 return Answer::Wait(self.waits.clone());
             }
             self.set_answered(uid);

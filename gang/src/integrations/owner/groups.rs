@@ -33,6 +33,7 @@ pub(super) fn composite_pod_group(sheet: &mut Sheet<'_>) {
 fn native(sheet: &mut Sheet<'_>) {
     sheet.facts.never_preempts = sheet.text("preemptionPolicy") == Some("Never");
     sheet.facts.disruption = disruption(sheet);
+    sheet.facts.scheduled_whole = conditions(sheet.object).next().is_some();
     sheet.facts.unscheduled = unscheduled(sheet.object);
     sheet.facts.parent = sheet.text("parentCompositePodGroupName").map(|name| short(name).into());
     topology(sheet);
@@ -94,16 +95,19 @@ fn disruption(sheet: &mut Sheet<'_>) -> Option<Disruption> {
 const SCHEDULED: [&str; 3] =
     ["PodGroupInitiallyScheduled", "PodGroupScheduled", "CompositePodGroupInitiallyScheduled"];
 
+/// kube-scheduler's conditions on a group. Without the PodGroup cycle it writes none.
+fn conditions(object: &Value) -> impl Iterator<Item = &Value> {
+    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+    let kind = |condition: &Value| Some(condition.get("type")?.as_str()?.to_owned());
+    let is_ours = move |condition: &&Value| kind(condition).is_some_and(|kind| SCHEDULED.contains(&&*kind));
+    conditions.into_iter().flatten().filter(is_ours)
+}
+
 /// Why kube-scheduler does not schedule a group as a whole: its condition on the PodGroup.
-pub(super) fn unscheduled(object: &Value) -> Option<Arc<str>> {
-    let conditions = object.pointer("/status/conditions")?.as_array()?;
+fn unscheduled(object: &Value) -> Option<Arc<str>> {
     let field = |condition: &Value, name: &str| Some(condition.get(name)?.as_str()?.to_owned());
-    let found = conditions.iter().find(|condition| {
-        let is = |name: &str, values: &[&str]| {
-            condition.get(name).and_then(Value::as_str).is_some_and(|value| values.contains(&value))
-        };
-        is("type", &SCHEDULED) && is("status", &["False"])
-    })?;
+    let found = conditions(object)
+        .find(|condition| condition.get("status").and_then(Value::as_str) == Some("False"))?;
     Some(field(found, "message").or_else(|| field(found, "reason"))?.into())
 }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use gantry_api::{GangPhase, Reason};
 
-use super::world::{World, member, membership, uid};
+use super::world::{World, in_pod_group, member, membership, uid, wants};
+use crate::membership::OwnerFacts;
 use crate::protocol::GangEvent;
 use crate::protocol::{Answer, Arrival, BindEnd, Settings, Work};
 
@@ -81,6 +82,33 @@ fn who_has_come_is_not_brought_again_while_its_place_is_good() {
     assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.come("a0"), Arrival::Wait);
     assert_eq!(world.phase("a"), GangPhase::Committing);
+}
+
+/// A PodGroup cycle fails if one member has no node. That there are such cycles is seen by kube-scheduler's condition.
+#[test]
+fn timed_out_member_goes_along_in_the_cycle_of_its_pod_group() {
+    let mut world = World::new();
+    for pod in ["a0", "a1"] {
+        world.see(member(pod, in_pod_group()));
+    }
+    let group = |scheduled_whole| OwnerFacts { scheduled_whole, ..wants(2) };
+    world.group_says(group(false));
+    world.plan();
+    world.come("a0");
+    give_up(&mut world, "a0");
+    assert_eq!(world.waits("a0"), Reason::WaitingForArrival);
+    world.group_says(group(true));
+    assert_eq!(world.node("a0"), "n0");
+    assert_eq!(world.node("a1"), "n1");
+    assert_eq!(world.come("a0"), Arrival::Wait);
+    world.come("a1");
+    let decision = world.write();
+    assert_eq!(decision.reservations.len(), 2);
+    assert_eq!(to_bind(&mut world), [] as [&str; 0], "both are there");
+    for pod in ["a0", "a1"] {
+        world.bind(pod);
+    }
+    assert_eq!(world.phase("a"), GangPhase::Bound);
 }
 
 #[test]

@@ -191,8 +191,10 @@ fn kubernetes_pod_group_states_policy_and_why_it_waits() {
             ]},
         });
         let facts = read(OwnerKind::PodGroup, "", &object);
+        assert_eq!(facts.scheduled_whole, condition != "Another", "{condition} {status}");
         (facts.never_preempts, facts.unscheduled.map(|why| why.to_string()))
     };
+    assert_eq!(with("Another", "Never", "False"), (true, None));
     let of = |policy: &str, status: &str| with("PodGroupInitiallyScheduled", policy, status);
     let why = Some("all pods should have the same priority".to_owned());
     assert_eq!(of("Never", "False"), (true, why.clone()));
