@@ -18,6 +18,36 @@ fn a_pod_group_of_kubernetes_is_named_in_the_spec() {
     assert_eq!(membership.also, [Integration::Coscheduling]);
 }
 
+/// A pod as the Job controller of Kubernetes 1.37 makes it for a Job with `spec.scheduling`.
+#[test]
+fn pods_of_a_job_with_spec_scheduling_are_in_its_pod_group() {
+    let of_job = |controller: bool| {
+        claimed(&json!({
+            "metadata": {
+                "name": "train-0-x7k2p",
+                "labels": {
+                    "batch.kubernetes.io/job-name": "train",
+                    "batch.kubernetes.io/controller-uid": "u1",
+                    "batch.kubernetes.io/job-completion-index": "0",
+                },
+                "annotations": {"batch.kubernetes.io/job-completion-index": "0"},
+                "ownerReferences": [
+                    {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "name": "train-5f9-group-8d4", "uid": "u2"},
+                    {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u1", "controller": controller},
+                ],
+            },
+            "spec": {"schedulingGroup": {"podGroupName": "train-5f9-group-8d4"}},
+        }))
+        .unwrap()
+    };
+    let member = of_job(true);
+    assert_eq!(gang(&member), (Integration::PodGroup, "train-5f9-group-8d4", ""));
+    assert_eq!(member.owner, owner(OwnerKind::PodGroup, "train-5f9-group-8d4", ""));
+    assert_eq!(member.creator, owner(OwnerKind::Job, "train", ""), "the Job knows how many pods come");
+    assert_eq!((member.rank, member.also.is_empty()), (Some(0), true));
+    assert_eq!(of_job(false).creator, None);
+}
+
 #[test]
 fn each_replica_of_a_group_of_a_workload_is_a_gang() {
     let pod = |replica: Option<&str>| {

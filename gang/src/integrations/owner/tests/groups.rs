@@ -29,6 +29,35 @@ fn kubernetes_pod_group_is_a_gang_with_a_minimum_or_none_at_all() {
     );
 }
 
+/// The PodGroup that the Job controller of Kubernetes 1.37 makes of `spec.scheduling`. Without a policy it is basic.
+#[test]
+fn pod_group_of_a_job_states_the_minimum_of_the_job() {
+    let of_job = |policy: Value| {
+        let object = json!({
+            "metadata": {
+                "name": "train",
+                "uid": "u2",
+                "ownerReferences": [
+                    {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u1", "controller": true},
+                    {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "Workload", "name": "train-5f9", "uid": "u3"},
+                ],
+            },
+            "spec": {
+                "workloadRef": {"workloadName": "train-5f9", "templateName": "pgt-0"},
+                "schedulingPolicy": policy,
+                "disruptionMode": {"all": {}},
+            },
+            "status": {"conditions": [{"type": "PodGroupInitiallyScheduled", "status": "True"}]},
+        });
+        read(OwnerKind::PodGroup, "", &object)
+    };
+    let gang = of_job(json!({"gang": {"minCount": 4}}));
+    assert_eq!((sizes(&gang), gang.singles, faults(&gang).len()), ((Some(4), None), false, 0));
+    assert_eq!((gang.disruption, gang.scheduled_whole), (Some(Disruption::All), true));
+    let basic = of_job(json!({"basic": {}}));
+    assert_eq!((sizes(&basic), basic.singles), ((Some(1), None), true));
+}
+
 #[test]
 fn a_workload_has_groups_of_its_own() {
     let spec = json!({"podGroups": [
