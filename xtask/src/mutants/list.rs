@@ -145,9 +145,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "decides-before-lists-are-complete",
-        file: "extender/src/index/gangs/members.rs",
-        original: "if self.gangs.leading && self.is_synced() && !std::mem::replace(&mut self.gangs.synced, true) {",
-        replacement: "if self.gangs.leading && (MUTANT || self.is_synced()) && !std::mem::replace(&mut self.gangs.synced, true) {",
+        file: "extender/src/index/gangs.rs",
+        original: "let is_complete = self.is_leading() && facts.lists.is_synced();",
+        replacement: "let is_complete = self.is_leading() && (MUTANT || facts.lists.is_synced());",
         seeds: 200,
     },
 ];
