@@ -1,37 +1,19 @@
 //! The types of the conditions that Gantry writes: on its own objects, on Nodes and on pods.
 
-use std::fmt;
+use crate::described::described;
 
 macro_rules! conditions {
     ($($(#[$doc:meta])* $name:ident: $kind:literal, $type_:literal => $text:literal,)*) => {
-        /// Type of a condition, with the object that has it and what it means while it is `True`.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum ConditionType {
-            $(#[doc = $text] $(#[$doc])* $name,)*
+        described! {
+            /// Type of a condition, with the object that has it and what it means while it is `True`.
+            ConditionType { $($(#[$doc])* $name, $type_, $text;)* }
         }
 
         impl ConditionType {
-            /// Every type, in the order of the table.
-            pub const ALL: &[Self] = &[$(Self::$name,)*];
-
-            /// As it is written into an object, such as `Valid`.
-            pub const fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$name => $type_,)*
-                }
-            }
-
             /// Kind of the objects that have it, such as `Gang`.
             pub const fn kind(self) -> &'static str {
                 match self {
                     $(Self::$name => $kind,)*
-                }
-            }
-
-            /// What it means while it is `True`, as a sentence without a full stop.
-            pub const fn text(self) -> &'static str {
-                match self {
-                    $(Self::$name => $text,)*
                 }
             }
         }
@@ -62,12 +44,6 @@ conditions! {
     GpusFreed: "Pod", "gantry.dev/GpusFreed" => "the extender has had kube-scheduler try the pod again",
     /// Of Kubernetes; the API server sets it itself for a pod that is evicted.
     DisruptionTarget: "Pod", "DisruptionTarget" => "the pod is about to be deleted for the restart of its gang",
-}
-
-impl fmt::Display for ConditionType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 
 pub mod condition;
 pub mod cordon;
+mod described;
 pub mod evidence;
 pub mod gang;
 pub mod gpunode;

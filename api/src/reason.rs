@@ -2,36 +2,17 @@
 //!
 //! A reason is stable and for programs; the message beside it is for people. No program reads a message.
 
-use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::described::described;
+
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident => $text:literal,)*) => {
-        /// A CamelCase reason, with one sentence about it.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum Reason {
-            $(#[doc = $text] $(#[$doc])* $name,)*
-        }
-
-        impl Reason {
-            /// Every reason, in the order of the table.
-            pub const ALL: &[Self] = &[$(Self::$name,)*];
-
-            /// As it is written into an object, such as `InsufficientGpus`.
-            pub const fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$name => stringify!($name),)*
-                }
-            }
-
-            /// What it means, as a sentence without a full stop.
-            pub const fn text(self) -> &'static str {
-                match self {
-                    $(Self::$name => $text,)*
-                }
-            }
+        described! {
+            /// A CamelCase reason, with one sentence about it.
+            Reason { $($(#[$doc])* $name, stringify!($name), $text;)* }
         }
     };
 }
@@ -186,12 +167,6 @@ impl FromStr for Reason {
 pub(crate) fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Reason>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?;
     Ok(text.and_then(|text| text.parse().ok()))
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
 }
 
 #[cfg(test)]
