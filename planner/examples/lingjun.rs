@@ -18,12 +18,12 @@ use anyhow::Context;
 use gantry_api::{DeviceId, NodeName, names};
 use gantry_gang::{Fabric, Level, Levels, Needs, NodeFacts, Resources};
 use gantry_planner::devices::DeviceSet;
-use gantry_planner::fixtures::switched;
+use gantry_planner::fixtures::{class_of, pool_of, switched};
 use gantry_planner::input::{EFFORT, Exact, PlacementRules, PlanInput, Room, Shape};
 use gantry_planner::kind::Kinds;
 use gantry_planner::plan::plan;
 use gantry_planner::request::{Ask, Request};
-use gantry_planner::snapshot::{Class, ClassIx, NodeIx, Pool, ScoreCache, Snapshot, Standing};
+use gantry_planner::snapshot::{Class, ClassIx, NodeIx, Snapshot, Standing};
 
 #[path = "../benches/common/gangs.rs"]
 mod common;
@@ -229,28 +229,7 @@ impl Cluster {
         let kind = Kinds::default().of(&switched());
         let class = |mask: usize| {
             let free: DeviceSet = (0..GPUS).filter(|gpu| mask >> gpu & 1 == 1).collect();
-            Class {
-                kind: Arc::clone(&kind),
-                pools: vec![Pool {
-                    resource: names::GPU_RESOURCE.into(),
-                    shape: gantry_planner::shape::Shape::Whole,
-                    max_request: None,
-                    devices: GPUS,
-                    free: free.clone(),
-                    open: free,
-                    unhealthy: 0,
-                    faults: Vec::new(),
-                    leaving: 0,
-                    reserved: 0,
-                    unserved: 0,
-                    advertised: None,
-                    alignment: None,
-                }],
-                withheld: None,
-                models: Arc::default(),
-                cost: 0,
-                scores: ScoreCache::default(),
-            }
+            class_of(&kind, pool_of(names::GPU_RESOURCE, gantry_planner::shape::Shape::Whole, GPUS, free))
         };
         let classes: Vec<Class> = (0..1 << GPUS).map(class).collect();
         let standings = classes.iter().cloned().map(|class| Arc::new(Standing::Ours(class)));

@@ -8,9 +8,11 @@ use gantry_topology::{
     Gpu, GpuSet, Machine, MachineParts, Nic, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix,
 };
 
+use crate::devices::DeviceSet;
 use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
 use crate::request::{Ask, Container, ContainerKind, Request};
 use crate::shape::{Parts, Shape};
+use crate::snapshot::{Class, Pool, ScoreCache};
 
 pub const GPU: &str = names::GPU_RESOURCE;
 
@@ -103,6 +105,37 @@ pub fn slices(slices: &[(u8, u8, u8)]) -> Shape {
     let spot = |&(gpu, start, size): &(u8, u8, u8)| Spot { gpu, slice: Some(Units { start, size }) };
     let spots = slices.iter().map(spot).collect();
     Shape::Parts(Arc::new(Parts::new(spots, Sharing::Packed)))
+}
+
+/// A pool of so many devices, of which some are free.
+pub fn pool_of(resource: &str, shape: Shape, devices: usize, free: DeviceSet) -> Pool {
+    Pool {
+        resource: resource.into(),
+        devices,
+        shape,
+        max_request: None,
+        open: free.clone(),
+        free,
+        unhealthy: 0,
+        faults: Vec::new(),
+        leaving: 0,
+        reserved: 0,
+        unserved: 0,
+        advertised: None,
+        alignment: None,
+    }
+}
+
+/// Nodes of a kind with one pool.
+pub fn class_of(kind: &Arc<Kind>, pool: Pool) -> Class {
+    Class {
+        kind: Arc::clone(kind),
+        pools: vec![pool],
+        withheld: None,
+        models: Arc::default(),
+        cost: 0,
+        scores: ScoreCache::default(),
+    }
 }
 
 pub fn request(devices: u32) -> Arc<Request> {

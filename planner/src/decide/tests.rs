@@ -6,41 +6,16 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::devices::DeviceSet;
-use crate::fixtures::{bridged, kind, request_of, slices};
-use crate::kind::{Kind, Sharing, Spot};
+use crate::fixtures::{bridged, class_of, kind, pool_of, request_of, slices};
+use crate::kind::{Sharing, Spot};
 use crate::shape::{Parts, Shape};
-use crate::snapshot::{Class, Pool, ScoreCache};
+use crate::snapshot::Pool;
 
 const MIG: &str = "nvidia.com/mig-1g.10gb";
 
 /// A pool that is all of a machine's parts, with some of them free.
-fn pool_of(shape: Shape, free: DeviceSet) -> Pool {
-    Pool {
-        resource: MIG.into(),
-        devices: free.len(),
-        shape,
-        max_request: None,
-        open: free.clone(),
-        free,
-        unhealthy: 0,
-        faults: Vec::new(),
-        leaving: 0,
-        reserved: 0,
-        unserved: 0,
-        advertised: None,
-        alignment: None,
-    }
-}
-
-fn class_of(kind: &Arc<Kind>, pool: Pool) -> Class {
-    Class {
-        kind: Arc::clone(kind),
-        pools: vec![pool],
-        withheld: None,
-        models: Arc::default(),
-        cost: 0,
-        scores: ScoreCache::default(),
-    }
+fn parts_of(shape: Shape, free: DeviceSet) -> Pool {
+    pool_of(MIG, shape, free.len(), free)
 }
 
 /// The GPUs of which something is in use.
@@ -69,7 +44,7 @@ proptest! {
         let free: DeviceSet = (0..spots.len()).filter(|device| bits & (1 << device) != 0).collect();
         let kind = kind(&bridged());
         let scored = |free: DeviceSet| {
-            let class = class_of(&kind, pool_of(shape.clone(), free));
+            let class = class_of(&kind, parts_of(shape.clone(), free));
             score(&class, &request_of(MIG, devices), &[], Policy::Pack)
         };
         let (exact, alike) = (scored(free.clone()), scored(shape.canonical(&free)));
@@ -96,7 +71,7 @@ proptest! {
             let cut_by_use = |device: usize| used.contains(&parts.spots()[device].gpu);
             possible |= free.iter().any(cut_by_use);
             any |= !free.is_empty();
-            let class = class_of(&kind, pool_of(shape.clone(), free.clone()));
+            let class = class_of(&kind, parts_of(shape.clone(), free.clone()));
             if let Some((score, layouts)) = score(&class, &request_of(MIG, 1), &[], Policy::Pack) {
                 let device = layouts[0].devices.iter().next().unwrap();
                 if best.as_ref().is_none_or(|(known, _)| score > *known) {

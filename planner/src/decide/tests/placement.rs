@@ -8,39 +8,21 @@ use proptest::prelude::*;
 
 use crate::decide::{Policy, judge, score};
 use crate::devices::DeviceSet;
-use crate::fixtures::{GPU, bridged, kind, plain, request, request_of_two, set, slices, switched};
+use crate::fixtures::{
+    GPU, bridged, class_of, kind, plain, pool_of, request, request_of_two, set, slices, switched,
+};
 use crate::layout::Layout;
 use crate::numa::Alignment;
 use crate::placement::{PlacementRequest, SetTerms};
 use crate::request::Request;
 use crate::shape::Shape;
-use crate::snapshot::{Class, Pool, ScoreCache};
+use crate::snapshot::{Class, Pool};
 
 fn class(machine: &Machine, model: &str, free: &str) -> Class {
     let kind = kind(machine);
-    let free = DeviceSet::from(set(free));
-    Class {
-        pools: vec![Pool {
-            resource: GPU.into(),
-            shape: Shape::Whole,
-            max_request: None,
-            devices: kind.gpus(),
-            free: free.clone(),
-            open: free,
-            unhealthy: 0,
-            faults: Vec::new(),
-            leaving: 0,
-            reserved: 0,
-            unserved: 0,
-            advertised: None,
-            alignment: None,
-        }],
-        withheld: None,
-        models: vec![model.into(); kind.gpus()].into(),
-        cost: kind.total_megabytes(),
-        kind,
-        scores: ScoreCache::default(),
-    }
+    let pool = pool_of(GPU, Shape::Whole, kind.gpus(), set(free).into());
+    let models = vec![model.into(); kind.gpus()].into();
+    Class { models, cost: kind.total_megabytes(), ..class_of(&kind, pool) }
 }
 
 /// Eight GPUs in pairs below a switch, four to a socket.

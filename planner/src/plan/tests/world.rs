@@ -12,12 +12,12 @@ use gantry_gang::{
 };
 
 use crate::devices::DeviceSet;
-use crate::fixtures::{GPU, kind, request, switched};
+use crate::fixtures::{GPU, class_of, kind, pool_of, request, switched};
 use crate::input::{EFFORT, Exact, PlacementRules, PlanInput, Room, Shape};
 use crate::kind::Kind;
 use crate::plan::{Diagnosis, explain, plan};
 use crate::request::Request;
-use crate::snapshot::{Class, ClassIx, NodeIx, Pool, ScoreCache, Snapshot, Standing};
+use crate::snapshot::{Class, ClassIx, NodeIx, Snapshot, Standing};
 
 pub(crate) struct World {
     pub(crate) snapshot: Snapshot,
@@ -72,28 +72,7 @@ impl World {
     pub(crate) fn node_of(&mut self, at: &str, name: &str, change: impl FnOnce(&mut Class)) -> &mut Self {
         let gpus = self.kind.gpus();
         let free = DeviceSet::range(0, gpus);
-        let mut class = Class {
-            kind: Arc::clone(&self.kind),
-            pools: vec![Pool {
-                resource: GPU.into(),
-                shape: crate::shape::Shape::Whole,
-                max_request: None,
-                devices: gpus,
-                free: free.clone(),
-                open: free,
-                unhealthy: 0,
-                faults: Vec::new(),
-                leaving: 0,
-                reserved: 0,
-                unserved: 0,
-                advertised: None,
-                alignment: None,
-            }],
-            withheld: None,
-            models: Arc::default(),
-            cost: 0,
-            scores: ScoreCache::default(),
-        };
+        let mut class = class_of(&self.kind, pool_of(GPU, crate::shape::Shape::Whole, gpus, free));
         change(&mut class);
         let class = Standing::Ours(class);
         let classes = Arc::make_mut(&mut self.snapshot.classes);
