@@ -38,6 +38,9 @@ impl<'a> Offer<'a> {
     /// How kubelet aligns the devices of several asks together, and which of `offers` these are; `None` if it aligns those of
     /// one ask at most.
     pub fn aligned_together(offers: &[Self]) -> Option<(PodAlignment<'a>, Vec<usize>)> {
+        if offers.len() < 2 {
+            return None;
+        }
         let each = offers.iter().enumerate();
         let aligned = each.filter_map(|(index, offer)| Some((index, (offer.site.alignment?, offer.ask))));
         let (indices, aligned): (Vec<usize>, Vec<_>) = aligned.unzip();
