@@ -39,7 +39,24 @@ fn is_of_this_run(status: &GpuNodeStatus) -> bool {
     status.conditions.iter().all(|condition| condition.reason != "Stopped")
 }
 
+/// Whether the plugin has closed NVML.
+fn is_closed(status: &GpuNodeStatus) -> bool {
+    status.conditions.iter().any(|known| known.type_ == names::NVML_CLOSED_CONDITION)
+}
+
 impl Scene {
+    /// Four L4, of which GPU 1 has an Xid 79; then the plugin was asked to close NVML, and shows this status.
+    async fn with_closed_nvml() -> (Self, GpuNodeStatus) {
+        let mut scene = Self::of("l4-4x-pcie").await;
+        scene.start().await;
+        scene.sim.installed.controller.raise_xid(1, 79).unwrap();
+        scene.account("a fault", |status| !status.faults.is_empty()).await;
+        let until = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(5);
+        scene.annotate(names::NVML_CLOSED_ANNOTATION, Some(&until.to_string())).await;
+        let closed = scene.account("closed NVML", is_closed).await;
+        (scene, closed)
+    }
+
     async fn of(machine: &str) -> Self {
         let stop = CancellationToken::new();
         let api = ApiServer::start(&ApiOptions::default(), stop.clone()).await.unwrap();
@@ -203,16 +220,7 @@ async fn quarantine_is_published_survives_restart_and_is_lifted() {
 /// GPUs again.
 #[tokio::test(flavor = "multi_thread")]
 async fn nvml_is_closed_on_request_and_opened_again() {
-    let mut scene = Scene::of("l4-4x-pcie").await;
-    scene.start().await;
-    let is_closed = |status: &GpuNodeStatus| {
-        status.conditions.iter().any(|known| known.type_ == names::NVML_CLOSED_CONDITION)
-    };
-    scene.sim.installed.controller.raise_xid(1, 79).unwrap();
-    scene.account("a fault", |status| !status.faults.is_empty()).await;
-    let until = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(5);
-    scene.annotate(names::NVML_CLOSED_ANNOTATION, Some(&until.to_string())).await;
-    let closed = scene.account("closed NVML", is_closed).await;
+    let (mut scene, closed) = Scene::with_closed_nvml().await;
     assert_eq!((unhealthy(&closed).len(), closed.devices.len()), (1, 4));
     let calls = scene.sim.installed.controller.calls();
     assert_eq!(calls.of("nvmlShutdown"), calls.of("nvmlInit_v2"));
@@ -233,16 +241,7 @@ async fn nvml_is_closed_on_request_and_opened_again() {
 /// A plugin that ends in the middle of a reset is started again: the next one does not open NVML before the reset is over.
 #[tokio::test(flavor = "multi_thread")]
 async fn plugin_started_during_reset_keeps_nvml_closed() {
-    let mut scene = Scene::of("l4-4x-pcie").await;
-    scene.start().await;
-    let is_closed = |status: &GpuNodeStatus| {
-        status.conditions.iter().any(|known| known.type_ == names::NVML_CLOSED_CONDITION)
-    };
-    scene.sim.installed.controller.raise_xid(1, 79).unwrap();
-    scene.account("a fault", |status| !status.faults.is_empty()).await;
-    let until = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(5);
-    scene.annotate(names::NVML_CLOSED_ANNOTATION, Some(&until.to_string())).await;
-    scene.account("closed NVML", is_closed).await;
+    let (mut scene, _) = Scene::with_closed_nvml().await;
     scene.stop().await;
     let before = scene.sim.installed.controller.calls();
     scene.launch();
@@ -260,16 +259,7 @@ async fn plugin_started_during_reset_keeps_nvml_closed() {
 /// A GPU fails again before the reset is confirmed: its quarantine stays, and the Event says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn lift_after_reset_reports_gpu_that_failed_again() {
-    let mut scene = Scene::of("l4-4x-pcie").await;
-    scene.start().await;
-    let is_closed = |status: &GpuNodeStatus| {
-        status.conditions.iter().any(|known| known.type_ == names::NVML_CLOSED_CONDITION)
-    };
-    scene.sim.installed.controller.raise_xid(1, 79).unwrap();
-    scene.account("a fault", |status| !status.faults.is_empty()).await;
-    let until = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(5);
-    scene.annotate(names::NVML_CLOSED_ANNOTATION, Some(&until.to_string())).await;
-    scene.account("closed NVML", is_closed).await;
+    let (mut scene, _) = Scene::with_closed_nvml().await;
     scene.annotate(names::NVML_CLOSED_ANNOTATION, None).await;
     scene.account("open NVML", |status| !is_closed(status)).await;
     scene.sim.installed.controller.raise_xid(1, 79).unwrap();

@@ -131,8 +131,8 @@ const IMAGE: &str = "image";
 /// together: cargo would build the dependencies of a selection of them again, with other features.
 pub(crate) fn build() -> Result<BTreeMap<String, PathBuf>> {
     let mut command =
-        cargo(&["build", "--workspace", "--lib", "--bins", "--tests", "--examples", "--locked"]);
-    let messages = output(command.arg("--message-format=json-render-diagnostics"))?;
+        cargo(&["build", "--workspace", "--locked", "--message-format=json-render-diagnostics"]);
+    let messages = output(command.args(TARGETS))?;
     let mut programs = BTreeMap::new();
     for line in messages.lines() {
         let message: serde_json::Value = serde_json::from_str(line).context("the messages of cargo build")?;
@@ -147,9 +147,14 @@ pub(crate) fn build() -> Result<BTreeMap<String, PathBuf>> {
     Ok(programs)
 }
 
+/// What is built: all but the benchmarks, and without examples in comments, of which there are none.
+const TARGETS: [&str; 4] = ["--lib", "--bins", "--tests", "--examples"];
+
 /// The tests that need no cluster.
 fn tests() -> Command {
-    cargo(&["test", "--workspace", "--exclude", END_TO_END, "--no-fail-fast", "--locked"])
+    let mut command = cargo(&["test", "--workspace", "--exclude", END_TO_END, "--no-fail-fast", "--locked"]);
+    command.args(TARGETS);
+    command
 }
 
 /// All tests that need no cluster. Counts failures instead of stopping at them.
