@@ -8,10 +8,13 @@ mod common;
 use common::Fleet;
 use divan::Bencher;
 use divan::counter::BytesCount;
+use gantry_extender::watched::Watched;
+use gantry_extender::webhook::review::Assignment;
 use gantry_extender::wire::ExtenderArgs;
 use gantry_planner::decide::{Policy, score};
 use gantry_planner::request::{Ask, Request};
 use gantry_planner::snapshot::Standing;
+use serde_json::json;
 
 const NODES: [usize; 4] = [100, 1_000, 5_000, 50_000];
 
@@ -106,4 +109,37 @@ fn prioritize(bencher: Bencher<'_, '_>, nodes: usize) {
     let service = common::service(Fleet::Whole, nodes);
     let body = common::body(Fleet::Whole, nodes, 2, 1);
     bencher.bench(|| service.prioritize(divan::black_box(&body)).map(|answer| answer.len()));
+}
+
+/// What the webhook does about a new pod, from body to answer: with labels and environment of so many bytes besides.
+#[divan::bench(args = [1_000, 100_000])]
+fn assign(bencher: Bencher<'_, '_>, bytes: usize) {
+    let assignment = Assignment { watched: Watched::new([]), scheduler: "gantry-scheduler".to_owned() };
+    let limits = json!({"nvidia.com/gpu": "1"});
+    let container = json!({
+        "name": "train",
+        "image": "train:1",
+        "env": [{"name": "CONFIG", "value": "x".repeat(bytes)}],
+        "resources": {"limits": limits, "requests": limits},
+    });
+    let body = json!({
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "operation": "CREATE",
+            "namespace": "ml",
+            "object": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": "train"},
+                "spec": {"containers": [container], "schedulerName": "default-scheduler"},
+            },
+        },
+    });
+    let body = serde_json::to_vec(&body).unwrap_or_default();
+    bencher
+        .counter(BytesCount::of_slice(&body))
+        .bench(|| assignment.review(divan::black_box(&body)).map(|review| review.response.len()));
 }

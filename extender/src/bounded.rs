@@ -16,7 +16,7 @@ const ENTRY: usize = 16;
 
 /// Why a value was not read.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ReadError {
+pub enum ReadError {
     /// It takes more memory than allowed.
     #[error("more than {0} bytes of it would be read")]
     TooLarge(usize),

@@ -49,7 +49,7 @@ pub(crate) mod slow_members;
 pub(crate) mod tls;
 pub mod watch;
 pub mod watched;
-pub(crate) mod webhook;
+pub mod webhook;
 pub mod wire;
 pub(crate) mod writers;
 

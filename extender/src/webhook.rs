@@ -6,7 +6,7 @@
 //! Clients are not authenticated, because the API server has no certificate by default; they learn nothing, and change
 //! nothing. Connections, requests, bodies and the time of each are bounded.
 
-mod review;
+pub mod review;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -14,9 +14,11 @@ use gantry_planner::devices::DeviceSet;
 use gantry_planner::fixtures::{request, switched};
 use gantry_planner::input::{EFFORT, Exact, PlacementRules, PlanInput, Room, Shape};
 use gantry_planner::kind::Kinds;
+use gantry_planner::placement::{PlacementRequest, SetTerms};
 use gantry_planner::plan::plan;
 use gantry_planner::preempt::{CandidatePod, VictimCandidate, preempt};
 use gantry_planner::snapshot::{Class, ClassIx, NodeIx, Pool, ScoreCache, Snapshot, Standing};
+use gantry_topology::LinkClass;
 
 #[path = "common/gangs.rs"]
 mod common;
@@ -30,6 +32,19 @@ fn main() {
 #[divan::bench(args = [1, 2, 4, 8])]
 fn thousand_members_on_5000_nodes(bencher: Bencher<'_, '_>, gpus: u32) {
     let cluster = Cluster::new(5_000);
+    let wanted = gang(1_000, gpus, None);
+    bencher.bench(|| cluster.plan(divan::black_box(&wanted)));
+}
+
+/// The same with preferences of the pods: NVLink, and the cheapest nodes that have it.
+#[divan::bench(args = [2, 4, 8])]
+fn thousand_members_with_preferences_on_5000_nodes(bencher: Bencher<'_, '_>, gpus: u32) {
+    let mut cluster = Cluster::new(5_000);
+    cluster.prefer(&PlacementRequest {
+        preferred: SetTerms { link: Some(LinkClass::NvLink), ..SetTerms::default() },
+        economy: true,
+        ..PlacementRequest::default()
+    });
     let wanted = gang(1_000, gpus, None);
     bencher.bench(|| cluster.plan(divan::black_box(&wanted)));
 }
@@ -159,6 +174,13 @@ impl Cluster {
         let facts = cluster.rooms.iter().map(|room| room.facts.as_deref());
         cluster.fabric = Fabric::build(Levels(levels.into()), facts);
         cluster
+    }
+
+    /// Has the pods of all shapes ask for this.
+    fn prefer(&mut self, placement: &PlacementRequest) {
+        for shape in &mut self.shapes {
+            Arc::make_mut(&mut shape.request).placement = Arc::new(placement.clone());
+        }
     }
 
     /// Puts so many pods of the lowest priority on every node that no gang fits, and names them.

@@ -24,25 +24,25 @@ const MEMORY: usize = 8 * 1024 * 1024;
 
 /// Assigns pods to a scheduler.
 #[derive(Debug, Clone)]
-pub(crate) struct Assignment {
+pub struct Assignment {
     /// The resources of the pods.
-    pub(crate) watched: Watched,
+    pub watched: Watched,
     /// Their `schedulerName`.
-    pub(crate) scheduler: String,
+    pub scheduler: String,
 }
 
 /// An answered AdmissionReview.
 #[derive(Debug)]
-pub(crate) struct Review {
+pub struct Review {
     /// What was decided.
-    pub(crate) outcome: Decision,
+    pub outcome: Decision,
     /// The answer, in JSON.
-    pub(crate) response: Vec<u8>,
+    pub response: Vec<u8>,
 }
 
 /// What becomes of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Decision {
+pub enum Decision {
     /// It gets the `schedulerName`.
     Assigned,
     /// It stays as it is.
@@ -61,7 +61,7 @@ impl Decision {
 
 /// Why a body has no answer.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ReviewError {
+pub enum ReviewError {
     /// It is something else.
     #[error("body is not an AdmissionReview: {0}")]
     Unreadable(#[from] serde_json::Error),
@@ -188,7 +188,7 @@ impl Assignment {
     ///
     /// # Errors
     /// See [`ReviewError`].
-    pub(crate) fn review(&self, body: &[u8]) -> Result<Review, ReviewError> {
+    pub fn review(&self, body: &[u8]) -> Result<Review, ReviewError> {
         let incoming: Incoming<'_> = serde_json::from_slice(body)?;
         if (&*incoming.api_version, &*incoming.kind) != (VERSION, KIND) {
             let (kind, version) = (incoming.kind.into_owned(), incoming.api_version.into_owned());
