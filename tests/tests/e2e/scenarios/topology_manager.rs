@@ -1,6 +1,8 @@
-//! Kubelets whose Topology Manager refuses pods, on nodes of two NUMA nodes: whole GPUs on the first node, MIG devices on
-//! the second, replicas on the third. The CPUs and the memory of Guaranteed pods count on the first node.
+//! Kubelets whose Topology Manager refuses pods, on nodes of two NUMA nodes: whole GPUs on the first node, whole GPUs and
+//! MIG devices on the second, replicas on the third. The CPUs and the memory of Guaranteed pods count on the first node.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -8,6 +10,7 @@ use gantry_api::{GpuNode, NumaNodeCpus, NumaNodeMemory, TopologyManagerPolicy, T
 use gantry_e2e::cluster::Node;
 use gantry_e2e::hardware::Hardware;
 use gantry_e2e::{gantry, until};
+use gantry_topology::Machine;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::Api;
@@ -22,6 +25,7 @@ use crate::bed::Bed;
 use crate::pods;
 
 const GPU: &str = "nvidia.com/gpu";
+const MIG: &str = "nvidia.com/mig-1g.10gb";
 /// The reason with which kubelet fails a pod that its Topology Manager refuses.
 const REFUSED: &str = "TopologyAffinityError";
 
@@ -60,6 +64,9 @@ async fn pods_come_and_go(bed: &Bed) -> Result<()> {
             list_is_read(&api, &served).await?;
             if policy == TopologyManagerPolicy::SingleNumaNode {
                 larger_set_waits(bed, &api, &namespace, &served).await?;
+                if scope == TopologyManagerScope::Container {
+                    resources_on_two_numa_nodes_wait(bed, &api, &namespace, served[1].node).await?;
+                }
             }
             // The remainder goes to the first rounds.
             let pods = (count + 3 - round) / 4;
@@ -325,11 +332,14 @@ async fn on_numa_node(bed: &Bed, pod: &Pod, numa: u8) -> Result<()> {
 /// A node and what it serves.
 struct Served<'a> {
     node: &'a Node,
-    /// Devices of each of its two NUMA nodes.
-    half: usize,
+    /// Devices of each resource on each of its two NUMA nodes.
+    halves: &'static [(&'static str, usize)],
 }
 
-/// Starts the plugins with whole GPUs, MIG devices and replicas, and with kubelet's configuration file.
+/// The devices of each container, by resource as in [`Served::halves`].
+type Sizes = Vec<Vec<usize>>;
+
+/// Starts the plugins with whole GPUs, MIG devices beside them, and replicas, and with kubelet's configuration file.
 async fn serve(bed: &Bed) -> Result<[Served<'_>; 3]> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
@@ -338,13 +348,33 @@ async fn serve(bed: &Bed) -> Result<[Served<'_>; 3]> {
     };
     let reads = |node: &Node| format!("--kubelet-config={}", node.kubelet_config().display());
     gpus.serve(cluster, whole.name(), None, &[reads(whole)], &[(GPU, 8)]).await?;
-    let hardware = Hardware::install_in(mig, &gantry::machine_file("hgx-h100-mig"), "aligned")?;
-    let args = [reads(mig), "--mig-strategy=single".to_owned()];
-    gpus.serve(cluster, mig.name(), Some(&hardware), &args, &[(GPU, 56)]).await?;
+    let hardware = Hardware::install_in(mig, &half_partitioned(mig)?, "aligned")?;
+    let args = [reads(mig), "--mig-strategy=mixed".to_owned()];
+    gpus.serve(cluster, mig.name(), Some(&hardware), &args, &[(GPU, 4), (MIG, 28)]).await?;
     let config = write_config(cluster, shared.name(), TWICE)?;
     let args = [reads(shared), format!("--config-file={}", config.display())];
     gpus.serve(cluster, shared.name(), None, &args, &[(GPU, 8)]).await?;
-    Ok([Served { node: whole, half: 4 }, Served { node: mig, half: 28 }, Served { node: shared, half: 4 }])
+    Ok([
+        Served { node: whole, halves: &[(GPU, 4)] },
+        Served { node: mig, halves: &[(GPU, 2), (MIG, 14)] },
+        Served { node: shared, halves: &[(GPU, 4)] },
+    ])
+}
+
+/// The file of a machine with two whole GPUs and two in MIG devices on each NUMA node.
+fn half_partitioned(node: &Node) -> Result<PathBuf> {
+    let text = std::fs::read_to_string(gantry::machine_file("hgx-h100-mig"))?;
+    let mut parts = gantry_topology::read(&text)?.into_parts();
+    for gpu in parts.gpus.iter_mut().filter(|gpu| gpu.index % 4 < 2) {
+        if let Some(mig) = &mut gpu.mig {
+            mig.enabled = false;
+            mig.instances.clear();
+        }
+    }
+    let text = gantry_topology::read::to_yaml(&Machine::new(parts)?)?;
+    let file = node.sandbox().folder().join("half-partitioned.yaml");
+    std::fs::write(&file, text)?;
+    Ok(file)
 }
 
 /// Restarts the kubelets with a policy and a scope, which their running plugins find and publish.
@@ -360,8 +390,10 @@ async fn align(
     bed.cluster().wait_until_ready().await?;
     let gpus = bed.gpus().await?;
     let published: Api<GpuNode> = Api::all(bed.client());
-    for Served { node, half } in served {
-        gpus.counts(bed.cluster(), node.name(), &[(GPU, 2 * half)]).await?;
+    for Served { node, halves } in served {
+        let offered: Vec<(&str, usize)> =
+            halves.iter().map(|(resource, half)| (*resource, 2 * half)).collect();
+        gpus.counts(bed.cluster(), node.name(), &offered).await?;
         until(format!("{} published by {}", policy.as_str(), node.name()), pods::RUN_LIMIT, async || {
             let kubelet = published.get(node.name()).await.map_err(|error| error.to_string())?.spec.kubelet;
             match &kubelet {
@@ -386,7 +418,8 @@ async fn restore_kubelets(bed: &Bed) -> Result<()> {
 
 /// A container of more devices than a NUMA node has is not bound, and the reason names the policy.
 async fn larger_set_waits(bed: &Bed, api: &Api<Pod>, namespace: &str, served: &[Served<'_>]) -> Result<()> {
-    for Served { node, half } in served {
+    for Served { node, halves } in served {
+        let (_, half) = halves[0];
         let name = format!("larger-{}", node.name());
         let pod = chosen(&name, GPU, half + 1, node.name())?;
         let reason =
@@ -395,6 +428,33 @@ async fn larger_set_waits(bed: &Bed, api: &Api<Pod>, namespace: &str, served: &[
         api.delete(&name, &DeleteParams::default()).await?;
     }
     Ok(())
+}
+
+/// GPUs are free on the second NUMA node only, and MIG devices on the first: a container of both waits, and the reason names
+/// both.
+async fn resources_on_two_numa_nodes_wait(
+    bed: &Bed,
+    api: &Api<Pod>,
+    namespace: &str,
+    node: &Node,
+) -> Result<()> {
+    // Kubelet takes the lowest NUMA node.
+    for (name, resource, count) in [("gpus", GPU, 2), ("lower", MIG, 14), ("upper", MIG, 14)] {
+        pods::run(api, &chosen(name, resource, count, node.name())?).await?;
+    }
+    api.delete("lower", &DeleteParams::default().grace_period(0)).await?;
+    let mut both = chosen("both", GPU, 1, node.name())?;
+    for container in both.spec.iter_mut().flat_map(|spec| &mut spec.containers) {
+        let limits = container.resources.get_or_insert_default().limits.get_or_insert_default();
+        limits.insert(MIG.to_owned(), Quantity("1".to_owned()));
+    }
+    let reason = format!(
+        "(single-numa-node) would refuse 1 {GPU} and 1 {MIG} together: 0 + 2 and 14 + 0 are free by NUMA node"
+    );
+    refused(bed, api, namespace, &both, &reason).await?;
+    api.delete("gpus", &DeleteParams::default().grace_period(0)).await?;
+    pods::running(api, "both").await?;
+    clear(api).await
 }
 
 impl Served<'_> {
@@ -439,39 +499,56 @@ impl Served<'_> {
         Ok(())
     }
 
-    /// Devices of one or two containers: as many as the policy can admit on an empty node.
+    /// Devices of one or two containers: as many as the policy can admit on an empty node. Devices of several resources that
+    /// are aligned together need one NUMA node each, or two each.
     fn sizes(
         &self,
         random: &mut StdRng,
         policy: TopologyManagerPolicy,
         scope: TopologyManagerScope,
-    ) -> Vec<usize> {
-        let most = if policy == TopologyManagerPolicy::SingleNumaNode { self.half } else { 2 * self.half };
-        let first = random.random_range(1..=most);
-        let left = match scope {
-            TopologyManagerScope::Container => most.min(2 * self.half - first),
-            TopologyManagerScope::Pod => most - first,
-        };
-        match left {
-            0 => vec![first],
-            left if random.random_ratio(1, 3) => vec![first, random.random_range(1..=left)],
-            _ => vec![first],
+    ) -> Sizes {
+        let is_wide = policy == TopologyManagerPolicy::Restricted && random.random_ratio(1, 3);
+        let sure = random.random_range(0..self.halves.len());
+        let mut all: Vec<usize> = Vec::new();
+        for (place, (_, half)) in self.halves.iter().enumerate() {
+            all.push(match (place == sure || random.random_ratio(2, 3), is_wide) {
+                (false, _) => 0,
+                (true, false) => random.random_range(1..=*half),
+                (true, true) => random.random_range(half + 1..=2 * half),
+            });
         }
+        if !random.random_ratio(1, 3) {
+            return vec![all];
+        }
+        let mut second: Vec<usize> = Vec::new();
+        for ((_, half), first) in self.halves.iter().zip(&mut all) {
+            second.push(match scope {
+                TopologyManagerScope::Container => random.random_range(0..=(*half).min(2 * half - *first)),
+                TopologyManagerScope::Pod => random.random_range(0..=*first),
+            });
+            if scope == TopologyManagerScope::Pod {
+                *first -= second.last().copied().unwrap_or(0);
+            }
+        }
+        let with_devices = |sizes: &Vec<usize>| sizes.iter().sum::<usize>() > 0;
+        [all, second].into_iter().filter(with_devices).collect()
     }
 
     /// A pod of the node with a container for each size, which ends by itself.
-    fn pod(&self, number: usize, sizes: &[usize], seconds: f64) -> Result<Pod> {
+    fn pod(&self, number: usize, sizes: &[Vec<usize>], seconds: f64) -> Result<Pod> {
         let mut pod = chosen(&format!("{}-{number}", self.node.name()), GPU, 0, self.node.name())?;
         pod.metadata.labels = Some([("node".to_owned(), self.node.name().to_owned())].into());
         let spec = pod.spec.as_mut().context("a pod has a spec")?;
         spec.restart_policy = Some("Never".to_owned());
         let first = spec.containers.pop().context("a pod has a container")?;
-        for (place, size) in sizes.iter().enumerate() {
+        for (place, sizes) in sizes.iter().enumerate() {
             let mut container = first.clone();
             container.name = format!("c{place}");
             container.command = Some(vec!["sleep".to_owned(), seconds.to_string()]);
-            let limits = [(GPU.to_owned(), serde_json::from_value(size.to_string().into())?)];
-            container.resources.get_or_insert_default().limits = Some(limits.into());
+            let asked = self.halves.iter().zip(sizes).filter(|(_, size)| **size > 0);
+            let limits =
+                asked.map(|((resource, _), size)| ((*resource).to_owned(), Quantity(size.to_string())));
+            container.resources.get_or_insert_default().limits = Some(limits.collect());
             spec.containers.push(container);
         }
         Ok(pod)
@@ -487,7 +564,11 @@ fn story(pods: &[Pod]) -> String {
             let start = status.and_then(|status| status.start_time.as_ref()).map(|time| time.0.to_string());
             let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
             let limits = containers.filter_map(|container| container.resources.as_ref()?.limits.clone());
-            let sizes: Vec<String> = limits.filter_map(|limits| Some(limits.get(GPU)?.0.clone())).collect();
+            let size = |limits: BTreeMap<String, Quantity>| {
+                [GPU, MIG]
+                    .map(|resource| limits.get(resource).map_or_else(String::new, |size| size.0.clone()))
+            };
+            let sizes: Vec<[String; 2]> = limits.map(size).collect();
             let name = pod.metadata.name.as_deref().unwrap_or_default();
             let granted = pods::granted(pod).unwrap_or_default();
             format!("{} {name} {sizes:?} {} {granted:?}", start.unwrap_or_default(), pods::phase(pod))
