@@ -35,8 +35,8 @@ pub struct Offer<'a> {
 }
 
 impl<'a> Offer<'a> {
-    /// How kubelet aligns the devices of several asks together, and which of `offers` these are; `None` if it aligns those of
-    /// one ask at most.
+    /// How kubelet aligns the devices of several asks together, and which of `offers` these are; `None` if it aligns
+    /// those of one ask at most.
     pub fn aligned_together(offers: &[Self]) -> Option<(PodAlignment<'a>, Vec<usize>)> {
         if offers.len() < 2 {
             return None;
@@ -77,8 +77,8 @@ impl<'a> Offer<'a> {
 }
 
 impl Layout {
-    /// The best layout of each ask of a pod; `None` if one does not fit, or if kubelet's Topology Manager refuses all sets of
-    /// devices that the pod can have of them.
+    /// The best layout of each ask of a pod; `None` if one does not fit, or if kubelet's Topology Manager refuses all
+    /// sets of devices that the pod can have of them.
     pub fn best_of_all(offers: &[Offer<'_>]) -> Option<Vec<Self>> {
         let best = |offer: &Offer<'_>| Self::best(offer.site, offer.free, offer.ask);
         let Some((joint, aligned)) = Offer::aligned_together(offers) else {
@@ -337,9 +337,9 @@ impl<'s> Search<'s> {
         containers.is_empty() || self.assign(admission, &containers, 0, blocks)
     }
 
-    /// Assigns devices of `resource` and of those after it to the next container, and then the containers after it. A container
-    /// on several NUMA nodes has the best set of these. If a later container is refused then, it has other numbers of devices
-    /// of each of them.
+    /// Assigns devices of `resource` and of those after it to the next container, and then the containers after it. A
+    /// container on several NUMA nodes has the best set of these. If a later container is refused then, it has other
+    /// numbers of devices of each of them.
     fn assign(
         &mut self,
         admission: &Admission<'_>,

@@ -12,8 +12,9 @@
 //! 3. The same holds for the memory of each container of a Guaranteed pod. The nodes of a container that has memory of
 //!    several are a group from then on: a container has memory of all nodes of a group or of none.
 //! 4. The best hint is preferred before others, then has the fewest nodes, then the lowest numbers. A hint is preferred if
-//!    the devices of each resource, CPUs and memory prefer it: these are on the same nodes, or the hint is not preferred. (With `prefer-closest-numa-nodes`, several nodes are compared by their
-//!    distances first, which are not known here. That changes which devices kubelet takes, not whether it refuses.)
+//!    the devices of each resource, CPUs and memory prefer it: these are on the same nodes, or the hint is not preferred.
+//!    (With `prefer-closest-numa-nodes`, several nodes are compared by their distances first, which are not known here.
+//!    That changes which devices kubelet takes, not whether it refuses.)
 //! 5. `single-numa-node` only takes preferred hints of one node, `restricted` only preferred ones. CPUs and memory are
 //!    counted under these two policies only.
 //! 6. The scope `pod` aligns what all containers need at once.
@@ -257,8 +258,8 @@ impl Alignment {
         self.with_free(|node| left.iter().find(|left| left.node == node.node).copied().unwrap_or(node))
     }
 
-    /// The nodes that kubelet aligns a container with; `None` if it refuses the container. The nodes of all resources have the
-    /// same numbers.
+    /// The nodes that kubelet aligns a container with; `None` if it refuses the container. The nodes of all resources
+    /// have the same numbers.
     fn best_hint(&self, wanted: &[Wanted<'_>], numa: &NumaState, needs: NumaNeeds) -> Option<Nodes> {
         let NumaNeeds { cpus, memory } = needs;
         // What a container does not request has no hints.

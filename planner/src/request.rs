@@ -32,8 +32,8 @@ pub struct Ask {
     pub blocks: Vec<u32>,
     /// The containers that ask, init containers first, in kubelet's order.
     pub containers: Vec<ContainerAsk>,
-    /// The containers of the pod that ask for devices of any resource, or that need CPUs or memory of certain NUMA nodes, in
-    /// kubelet's order. Empty if the pod asks for one resource and needs neither.
+    /// The containers of the pod that ask for devices of any resource, or that need CPUs or memory of certain NUMA
+    /// nodes, in kubelet's order. Empty if the pod asks for one resource and needs neither.
     pub numa: Vec<NumaDemand>,
 }
 
@@ -168,8 +168,8 @@ impl Request {
         Ok(request)
     }
 
-    /// Lists the containers in each ask where several resources are asked for: kubelet aligns the devices of a container
-    /// together.
+    /// Lists the containers in each ask where several resources are asked for: kubelet aligns the devices of a
+    /// container together.
     fn list_containers<'a>(&mut self, containers: impl Iterator<Item = Container<'a>>) {
         if self.asks.len() < 2 {
             return;

@@ -23,8 +23,8 @@ pub struct Admission<'a> {
 }
 
 impl<'a> Admission<'a> {
-    /// The admission of a pod on a node with these free devices of each resource; `None` if kubelet refuses the pod before a
-    /// container with devices.
+    /// The admission of a pod on a node with these free devices of each resource; `None` if kubelet refuses the pod
+    /// before a container with devices.
     pub(super) fn new(pod: &'a PodAlignment<'a>, free: &[&DeviceSet]) -> Option<Self> {
         let common = pod.common();
         let counts_numa = pod.steps.iter().any(|step| !step.needs.is_none());

@@ -47,8 +47,8 @@ impl<'a> PodAlignment<'a> {
         Self { resources: vec![(Cow::Borrowed(alignment), ask)], steps, common: 0 }
     }
 
-    /// That of a pod with several resources; `None` if its containers are not known ([`Ask::numa`]), or the devices have too
-    /// many NUMA nodes.
+    /// That of a pod with several resources; `None` if its containers are not known ([`Ask::numa`]), or the devices
+    /// have too many NUMA nodes.
     pub fn joint(resources: &[(&'a Alignment, &'a Ask)]) -> Option<Self> {
         let mut nodes: Vec<u32> = resources.iter().flat_map(|(of, _)| of.nodes.iter().copied()).collect();
         nodes.sort_unstable();
@@ -111,8 +111,8 @@ impl<'a> PodAlignment<'a> {
         self.common().refuses()
     }
 
-    /// The admission of the pod on a node with these free devices of each resource; `None` if kubelet refuses the pod before
-    /// a container with devices.
+    /// The admission of the pod on a node with these free devices of each resource; `None` if kubelet refuses the pod
+    /// before a container with devices.
     pub fn admission(&self, free: &[&DeviceSet]) -> Option<Admission<'_>> {
         Admission::new(self, free)
     }
@@ -149,8 +149,9 @@ impl<'a> PodAlignment<'a> {
         }
     }
 
-    /// The nodes that kubelet aligns a container with that asks for `sizes` devices of the resources; `None` if it refuses the
-    /// container. `left`: the available devices of each resource, and those that finished init containers left.
+    /// The nodes that kubelet aligns a container with that asks for `sizes` devices of the resources; `None` if it
+    /// refuses the container. `left`: the available devices of each resource, and those that finished init containers
+    /// left.
     pub(super) fn best_hint<'d>(
         &self,
         left: impl Iterator<Item = (&'d DeviceSet, &'d DeviceSet)>,
@@ -168,8 +169,8 @@ impl<'a> PodAlignment<'a> {
         self.common().best_hint(&wanted.collect::<Vec<_>>(), numa, needs)
     }
 
-    /// What kubelet refuses to align on a node with these free devices: one container in the scope `container`, else all of
-    /// the pod. `None` if it aligns each.
+    /// What kubelet refuses to align on a node with these free devices: one container in the scope `container`, else
+    /// all of the pod. `None` if it aligns each.
     fn refused(&self, free: &[&DeviceSet], counts_needs: bool) -> Option<(Vec<u32>, NumaNeeds)> {
         let numa = NumaState::of(self.common());
         let is_refused = |(sizes, needs): &(Vec<u32>, NumaNeeds)| {
@@ -191,8 +192,8 @@ impl<'a> PodAlignment<'a> {
         self.asks().map(|ask| ask.devices).collect()
     }
 
-    /// Why kubelet would refuse the pod for the NUMA nodes of the free devices of its resources, each of which it would admit
-    /// by itself.
+    /// Why kubelet would refuse the pod for the NUMA nodes of the free devices of its resources, each of which it would
+    /// admit by itself.
     pub fn refusal(&self, free: &[&DeviceSet]) -> String {
         let (sizes, fewest) = match self.refused(free, false) {
             Some((sizes, _)) => {
@@ -225,8 +226,8 @@ impl<'a> PodAlignment<'a> {
         }
     }
 
-    /// The same where only CPUs or memory are missing. What is free of them differs on every node, so the text does not have
-    /// their numbers: see [`PodAlignment::free_by_node`].
+    /// The same where only CPUs or memory are missing. What is free of them differs on every node, so the text does not
+    /// have their numbers: see [`PodAlignment::free_by_node`].
     pub fn refusal_by_numa(&self, free: &[&DeviceSet]) -> String {
         let (sizes, needs) = self.refused(free, true).unwrap_or_else(|| (self.all_sizes(), self.needs()));
         let devices = self.asks().zip(sizes).filter(|(_, size)| *size > 0);

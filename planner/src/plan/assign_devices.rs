@@ -152,8 +152,8 @@ fn on_node(
     Some(OnNode { members, gpus, nics, slowest })
 }
 
-/// Whether kubelet aligns the devices of so many members in another way than those of one pod with all of their containers: the
-/// devices of several resources together, or those of a whole pod.
+/// Whether kubelet aligns the devices of so many members in another way than those of one pod with all of their
+/// containers: the devices of several resources together, or those of a whole pod.
 fn are_one_by_one<'a>(
     class: &Class,
     resources: impl Iterator<Item = &'a ResourceName>,

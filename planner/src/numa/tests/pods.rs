@@ -86,7 +86,8 @@ impl TestNode {
         Layout::best_of_all(&offers.collect::<Vec<_>>())
     }
 
-    /// Whether kubelet admits a pod and can be steered to these blocks of each ask. It runs the containers one after the other.
+    /// Whether kubelet admits a pod and can be steered to these blocks of each ask. It runs the containers one after
+    /// the other.
     fn admits(&self, containers: &[Asked], request: &Request, blocks: &[Vec<DeviceSet>]) -> bool {
         let machine = 3;
         let all_cpus = by_node(&self.cpus, |cpus| cpus.total);
