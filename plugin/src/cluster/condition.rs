@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gantry_api::{ConditionType, MAX_MESSAGE, ObjectMessage, Reason};
-use gantry_runtime::events::{KeptEvents, Message};
+use gantry_runtime::events::Message;
 use gantry_runtime::{LogThrottle, chain};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
@@ -13,12 +13,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::json;
-use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{Cluster, RETRY, events};
+use super::events::NodeEvents;
+use super::{Cluster, RETRY};
 use crate::health::{Extent, GpuName, Table, Trouble};
 use crate::inventory::Diagnosis;
 
@@ -30,10 +30,6 @@ const EVENT_INTERVAL_PER_GPU: Duration = Duration::from_secs(30);
 const CORDON_INTERVAL_PER_GPU: Duration = Duration::from_secs(2);
 /// Interval at which the condition is written again, so that its heartbeat shows that this daemon works.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(300);
-
-/// Most Events that wait for an API server that is away: of 16 GPUs, as many as a machine has, each with 7 MIG instances, every
-/// GPU and every instance becomes unhealthy and recovers. Some hundred KiB.
-const MAX_KEPT: usize = 16 * (1 + 7) * 2;
 
 /// The part of a GPU with a problem, and which.
 type GpuPart = (GpuName, Extent, Problem);
@@ -58,36 +54,20 @@ impl Problem {
 }
 
 /// Publishes until `shutdown`; pending calls are dropped then.
-pub(super) async fn publish(client: Client, cluster: Cluster, shutdown: CancellationToken) {
-    // The writer takes them at once, and bounds those that wait.
-    let (events, messages) = mpsc::unbounded_channel();
+pub(super) async fn publish(
+    client: Client,
+    cluster: Cluster,
+    events: NodeEvents,
+    shutdown: CancellationToken,
+) {
     tokio::select! {
         () = shutdown.cancelled() => {}
-        () = follow(client.clone(), &cluster, events) => {}
-        () = write_events(client, &cluster, messages) => {}
+        () = follow(client, &cluster, &events) => {}
     }
 }
 
-/// Writes Events, until the sender is gone. An API server that is away does not end them.
-async fn write_events(client: Client, cluster: &Cluster, mut messages: UnboundedReceiver<Message>) {
-    let recorder = events::recorder(client, &cluster.node);
-    let mut kept = KeptEvents::new(recorder, MAX_KEPT, events::BURST, events::PER_SECOND);
-    let about = events::node(&cluster.node);
-    loop {
-        tokio::select! {
-            message = messages.recv() => match message {
-                Some(message) => kept.add(about.clone(), message),
-                None => return,
-            },
-            written = kept.write_next() => cluster.observed.events(written),
-        }
-    }
-}
-
-async fn follow(client: Client, cluster: &Cluster, events: UnboundedSender<Message>) {
+async fn follow(client: Client, cluster: &Cluster, events: &NodeEvents) {
     let nodes = Api::<Node>::all(client);
-    // Nothing is sent once the writer ended, which it does with this.
-    let report = |message: Message| drop(events.send(message));
     let mut diagnosis = cluster.diagnoses.diagnosis();
     let mut readiness = cluster.observed.changes();
     let mut serving = ServingReport::default();
@@ -100,14 +80,14 @@ async fn follow(client: Client, cluster: &Cluster, events: UnboundedSender<Messa
         let ready = readiness.borrow_and_update().clone();
         let mut wait = REFRESH_INTERVAL;
         if let Some(message) = serving.event(ready.summary(), Instant::now()) {
-            report(message);
+            events.report(message);
         }
         if let Some(later) = serving.later(Instant::now()) {
             wait = wait.min(later);
         }
         // Faults of an earlier run that are not known yet would be reported as recoveries.
         if now.known && now.adopted {
-            reported.events(&now, Instant::now()).into_iter().for_each(report);
+            reported.events(&now, Instant::now()).into_iter().for_each(|message| events.report(message));
             if let Some(later) = reported.later(&now, Instant::now()) {
                 wait = wait.min(later);
             }

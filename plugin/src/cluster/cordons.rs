@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::events::NodeEventRecorder;
+use super::events::NodeEvents;
 use super::{Cluster, RETRY};
 use crate::inventory::State;
 
@@ -28,23 +28,27 @@ const MOST_REPORTED: usize = 8;
 const MOST_CLOSED: Duration = Duration::from_secs(15 * 60);
 
 /// Follows until `shutdown`.
-pub(super) async fn follow(client: Client, cluster: Cluster, shutdown: CancellationToken) {
+pub(super) async fn follow(
+    client: Client,
+    cluster: Cluster,
+    events: NodeEvents,
+    shutdown: CancellationToken,
+) {
     tokio::select! {
         () = shutdown.cancelled() => {}
-        () = run(client, &cluster) => {}
+        () = run(client, &cluster, &events) => {}
     }
 }
 
-async fn run(client: Client, cluster: &Cluster) {
+async fn run(client: Client, cluster: &Cluster, events: &NodeEvents) {
     let config = watcher::Config::default().fields(&format!("metadata.name={}", cluster.node)).timeout(RENEW);
     // The cordons of an earlier run are adopted with its faults, at once.
     let mut diagnosis = cluster.diagnoses.diagnosis();
     if diagnosis.wait_for(|now| now.adopted).await.is_err() {
         return;
     }
-    let api = Api::<PartialObjectMeta<GpuNode>>::all(client.clone());
+    let api = Api::<PartialObjectMeta<GpuNode>>::all(client);
     let mut stream = std::pin::pin!(watcher::watcher(api, config));
-    let mut recorder = NodeEventRecorder::new(client, &cluster.node);
     let mut backoff = RETRY;
     let mut failures = LogThrottle::default();
     let mut known: Option<Cordons> = None;
@@ -90,7 +94,7 @@ async fn run(client: Client, cluster: &Cluster) {
                 "the annotation {name} cordons nothing: its name ends in no UUID of this node's GPUs"
             );
             let (reason, action) = (Reason::CordonInvalid, "Cordon");
-            recorder.record(Message { reason, action, warning: true, note: ObjectMessage::new(note) }).await;
+            events.report(Message { reason, action, warning: true, note: ObjectMessage::new(note) });
         }
         reported = without_gpu;
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use gantry_api::{DeviceId, NodeName, ObjectMessage, Reason, names};
 use gantry_config::source::Report;
 use gantry_runtime::chain;
-use gantry_runtime::events::{self, EventRecorder, EventWriter, Message};
+use gantry_runtime::events::{self, EventRecorder, EventWriter, KeptEvents, Message};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
@@ -20,11 +20,53 @@ use super::{Cluster, RETRY, connect};
 use crate::handover::{Note, PodName};
 
 /// Events written at once: forged grants must not flood the API server, nor may the Events of all nodes when it returns.
-pub(super) const BURST: u32 = 20;
+const BURST: u32 = 20;
 /// Events written per second after those.
-pub(super) const PER_SECOND: u32 = 5;
+const PER_SECOND: u32 = 5;
+/// Most Events on the Node that wait for an API server that is away: of 16 GPUs, as many as the largest machine has, each with
+/// 7 MIG instances, every GPU and every instance becomes unhealthy and recovers. Some hundred KiB.
+const MAX_KEPT: usize = 16 * (1 + 7) * 2;
 /// Most devices of a set that an Event names; `GpuNode.status.deviations` has all.
 const MOST_NAMED: usize = 2;
+
+/// Reports Events on the Node that an API server that is away must not lose: of health and of cordons.
+#[derive(Debug, Clone)]
+pub(super) struct NodeEvents(mpsc::UnboundedSender<Message>);
+
+impl NodeEvents {
+    /// The receiver is for [`write_kept`], which takes Events at once and bounds those that wait.
+    pub(super) fn channel() -> (Self, mpsc::UnboundedReceiver<Message>) {
+        let (send, messages) = mpsc::unbounded_channel();
+        (Self(send), messages)
+    }
+
+    /// Has an Event written, now or when the API server responds.
+    pub(super) fn report(&self, message: Message) {
+        // The writer ends with the daemon only.
+        drop(self.0.send(message));
+    }
+}
+
+/// Writes the Events of [`NodeEvents`] until `shutdown`.
+pub(super) async fn write_kept(
+    client: Client,
+    cluster: Cluster,
+    mut messages: mpsc::UnboundedReceiver<Message>,
+    shutdown: CancellationToken,
+) {
+    let mut kept = KeptEvents::new(recorder(client, &cluster.node), MAX_KEPT, BURST, PER_SECOND);
+    let node = node(&cluster.node);
+    loop {
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            message = messages.recv() => match message {
+                Some(message) => kept.add(node.clone(), message),
+                None => return,
+            },
+            written = kept.write_next() => cluster.observed.events(written),
+        }
+    }
+}
 
 /// Records Events on the Node.
 pub(super) struct NodeEventRecorder {
@@ -44,12 +86,12 @@ impl NodeEventRecorder {
 }
 
 /// The Node that Events are about.
-pub(super) fn node(name: &NodeName) -> ObjectReference {
+fn node(name: &NodeName) -> ObjectReference {
     // kubelet's own Events have the name as UID, and kubectl describe looks for that.
     events::cluster_object(("v1", "Node"), name.as_str(), name.as_str())
 }
 
-pub(super) fn recorder(client: Client, node: &NodeName) -> EventRecorder {
+fn recorder(client: Client, node: &NodeName) -> EventRecorder {
     EventRecorder::new(client, names::PLUGIN, node.as_str())
 }
 

@@ -30,6 +30,7 @@ use crate::inventory::{Diagnoses, Inventory};
 use crate::observe::Observed;
 use gantry_runtime::LogThrottle;
 
+use events::NodeEvents;
 pub(crate) use events::report_problems;
 
 /// Longest time without data from the API server. Watches are renewed earlier, so silence means a dead connection.
@@ -81,12 +82,14 @@ impl Cluster {
         tasks.spawn(check_policies(client.clone(), Arc::clone(&self.observed), shutdown.clone()));
         tasks.spawn(pods::follow(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(events::publish(client.clone(), self.clone(), notes, shutdown.clone()));
-        tasks.spawn(cordons::follow(client.clone(), self.clone(), shutdown.clone()));
-        tasks.spawn(quarantine::keep(client.clone(), self.clone(), shutdown.clone()));
+        let (events, messages) = NodeEvents::channel();
+        tasks.spawn(events::write_kept(client.clone(), self.clone(), messages, shutdown.clone()));
+        tasks.spawn(cordons::follow(client.clone(), self.clone(), events.clone(), shutdown.clone()));
+        tasks.spawn(quarantine::keep(client.clone(), self.clone(), events.clone(), shutdown.clone()));
         if let Some(file) = self.mig_layouts.clone() {
             tasks.spawn(mig_layouts::follow(client.clone(), self.clone(), (file, drains), shutdown.clone()));
         }
-        tasks.spawn(condition::publish(client.clone(), self.clone(), shutdown.clone()));
+        tasks.spawn(condition::publish(client.clone(), self.clone(), events, shutdown.clone()));
         tasks.spawn(publish::Publisher::new(client, self, drain).run(shutdown));
         tasks.join_all().await
     }

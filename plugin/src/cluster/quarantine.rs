@@ -17,7 +17,7 @@ use tracing::{debug, info};
 
 use super::Cluster;
 use super::cordons::time_closed;
-use super::events::NodeEventRecorder;
+use super::events::NodeEvents;
 use super::previous_status::{self, PreviousStatus};
 use crate::inventory::Lift;
 
@@ -25,14 +25,14 @@ use crate::inventory::Lift;
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Adopts stored faults, then watches the annotation, until `shutdown`.
-pub(super) async fn keep(client: Client, cluster: Cluster, shutdown: CancellationToken) {
+pub(super) async fn keep(client: Client, cluster: Cluster, events: NodeEvents, shutdown: CancellationToken) {
     tokio::select! {
         () = shutdown.cancelled() => {}
-        () = follow(client, &cluster) => {}
+        () = follow(client, &cluster, &events) => {}
     }
 }
 
-async fn follow(client: Client, cluster: &Cluster) {
+async fn follow(client: Client, cluster: &Cluster, events: &NodeEvents) {
     let api = Api::<GpuNode>::all(client.clone());
     // The pod watch reports failures of the API server.
     let previous = previous_status::read(&client, &cluster.node, |_| {}).await;
@@ -49,13 +49,7 @@ async fn follow(client: Client, cluster: &Cluster) {
     if diagnosis.wait_for(|now| now.adopted).await.is_err() {
         return;
     }
-    let mut lifter = QuarantineLifter {
-        api,
-        cluster,
-        recorder: NodeEventRecorder::new(client, &cluster.node),
-        outdated: false,
-        done: None,
-    };
+    let mut lifter = QuarantineLifter { api, cluster, events, outdated: false, done: None };
     loop {
         if lifter.done.is_none() {
             // An annotation found at the first check after a fault was set before the fault, so it is not about it.
@@ -75,7 +69,7 @@ async fn follow(client: Client, cluster: &Cluster) {
 struct QuarantineLifter<'a> {
     api: Api<GpuNode>,
     cluster: &'a Cluster,
-    recorder: NodeEventRecorder,
+    events: &'a NodeEvents,
     /// Whether an annotation found at the next check is older than every fault.
     outdated: bool,
     /// The annotation that was applied and could not be removed yet.
@@ -106,7 +100,7 @@ impl QuarantineLifter<'_> {
         }
         // Reported even if the annotation could not be removed, e.g. without permission: it was applied.
         if let Some(event) = event {
-            self.recorder.record(event).await;
+            self.events.report(event);
         }
         taken
     }
