@@ -1,6 +1,7 @@
 //! The cluster as the watches and binds show it: a state machine that publishes immutable [`Snapshot`]s. One writer at
 //! a time; no I/O, no clock: time is an argument. [`Index`] only routes events to the types that own the state; each of
-//! them stands in the file of its name.
+//! them stands in the file of its name. `Facts` are what watches and binds have shown; `GangIndex` is the state of gangs.
+//! Reports and searches are views: they borrow the parts that they read.
 //!
 //! ```text
 //! pods, nodes, GpuNodes, Gangs (watch.rs) ─┐                                     ┌─> Snapshot ─> filter, prioritize, explain
@@ -73,6 +74,7 @@ pub use verbs::{BindStep, CalledPod, ReadPod, SchedulingCall, Undecided};
 use crate::ledger::FaultKind;
 use crate::pod::{OtherPod, PodFacts};
 use crate::watched::Watched;
+use event_clock::ApiContact;
 use facts::Facts;
 use gangs::GangIndex;
 use gantry_planner::decide::{ForeignNodes, Options};
@@ -95,8 +97,6 @@ pub const QUARANTINE: Duration = Duration::from_secs(5);
 /// How long after the API server was unreachable for a while: a plugin retries after 5 s at the latest and writes
 /// within 1 s, so that its report arrives 3 s later.
 pub const QUARANTINE_AFTER_A_GAP: Duration = Duration::from_secs(10);
-/// The API server is asked every second; a longer pause means that plugins may not have been able to write.
-const GAP: Duration = Duration::from_secs(3);
 /// How long at most, while the plugin does not know what is held. Such a node is rarely out of service that long.
 pub const QUARANTINE_WITHOUT_TRUTH: Duration = Duration::from_secs(300);
 /// How long a bind of unknown outcome, or of a pod that is gone, keeps its devices, unless the pod shows the outcome
@@ -111,8 +111,7 @@ pub struct Index {
     gangs: GangIndex,
     /// Something changed that a snapshot shows.
     changed: bool,
-    /// When the API server last answered, and since when without a gap.
-    contact: Option<(Instant, Instant)>,
+    contact: ApiContact,
 }
 
 impl Index {
@@ -124,7 +123,7 @@ impl Index {
             ignored_requests: IgnoredRequests::default(),
             gangs: GangIndex::new(settings),
             changed: true,
-            contact: None,
+            contact: ApiContact::default(),
         }
     }
 
@@ -259,7 +258,7 @@ impl Index {
         if pod.grant.is_some() {
             self.observe_granted(&pod.scheduler);
         }
-        self.note_ignored_request(&pod);
+        self.ignored_requests.note_pod(&pod, self.facts.pods.get(&pod.uid).map(|before| &**before));
         self.gangs.keep_membership(&pod.uid, &mut pod.membership);
         self.facts.complete_needs(&mut pod);
         let uid = pod.uid.clone();
@@ -297,36 +296,6 @@ impl Index {
         }
         self.observe_waiting(&pod);
         self.facts.pods.insert(pod);
-    }
-
-    /// Records request annotations that were changed while the pod is bound, and those without effect on a member of a gang.
-    fn note_ignored_request(&mut self, pod: &PodFacts) {
-        let before = self.facts.pods.get(&pod.uid).filter(|before| before.node.is_some() && !pod.terminal);
-        let changed = before.and_then(|before| pod.written.changed_while_bound(&before.written));
-        let is_waiting_member = pod.membership.is_some() && pod.node.is_none() && !pod.terminal;
-        let of_member = || pod.written.of_gang_member().filter(|_| is_waiting_member);
-        if let Some(text) = changed.or_else(of_member) {
-            self.ignored_requests.add(IgnoredRequest {
-                uid: pod.uid.clone(),
-                namespace: Arc::clone(&pod.namespace),
-                name: Arc::clone(&pod.name),
-                text: text.into(),
-            });
-        }
-    }
-
-    /// Records request annotations of a pod that requests no devices.
-    fn note_request_without_devices(&mut self, pod: &OtherPod) {
-        let has_ended = matches!(pod.stage, Stage::Succeeded | Stage::Failed);
-        match pod.written.without_devices().filter(|_| !has_ended && !pod.leaving) {
-            Some(text) => self.ignored_requests.add(IgnoredRequest {
-                uid: pod.uid.clone(),
-                namespace: Arc::clone(&pod.profile.namespace),
-                name: Arc::clone(&pod.name),
-                text: text.into(),
-            }),
-            None => self.ignored_requests.forget(&pod.uid),
-        }
     }
 
     /// Whether notices about ignored requests wait to be published.
@@ -388,7 +357,7 @@ impl Index {
 
     /// A pod that asks for no watched resource was observed.
     pub fn other_pod_applied(&mut self, mut pod: OtherPod) {
-        self.note_request_without_devices(&pod);
+        self.ignored_requests.note_other_pod(&pod);
         self.gangs.keep_membership(&pod.uid, &mut pod.membership);
         let node = match &pod.stage {
             Stage::Bound(node) => Some(self.facts.nodes.number(node)),
@@ -605,23 +574,13 @@ impl Index {
         self.facts.clock.advance(now);
         self.gangs.tick(&mut self.facts);
         self.forget_resources();
-        let steady = self.note_contact(contact);
+        let steady = self.contact.note(contact);
         self.facts.nodes.end_quarantines(now, contact, steady);
         let (nodes, pods) = (&mut self.facts.nodes, &self.facts.pods);
         for uid in self.facts.reservations.expire(now, contact, nodes, pods) {
             self.gangs.may_move(&self.facts, &uid);
         }
         self.facts.reservations.expire_holds(now, &mut self.facts.nodes);
-    }
-
-    /// Since when the API server has answered without a gap.
-    fn note_contact(&mut self, contact: Instant) -> Instant {
-        let steady = match self.contact {
-            Some((last, since)) if contact.saturating_duration_since(last) <= GAP => since,
-            _ => contact,
-        };
-        self.contact = Some((contact, steady));
-        steady
     }
 
     /// Computes what changed, and publishes a snapshot if it shows any of it. True if it does.
@@ -741,8 +700,10 @@ impl Index {
         if change.has_gang_reservations {
             self.gangs.suspect(node);
         }
-        if change.unassigned_gained {
-            self.facts.nodes.get(node).into_iter().for_each(|node| self.gangs.reservation_orphaned(node));
+        if change.unassigned_gained
+            && let Some(node) = self.facts.nodes.get(node)
+        {
+            self.gangs.reservation_orphaned(node);
         }
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use gantry_api::{NodeName, PodUid};
 use gantry_planner::decide::Options;
+use gantry_planner::request::Request;
 use gantry_planner::snapshot::{NodeIx, NominatedRequest, NominatedRequests, Snapshot};
 
 use super::disruption_budgets::DisruptionBudgets;
@@ -12,7 +13,7 @@ use super::list_tracker::ListTracker;
 use super::node_resources_table::NodeResourcesTable;
 use super::node_table::NodeTable;
 use super::pod_store::PodStore;
-use super::reservations::Reservations;
+use super::reservations::{BindError, Reservations, Target};
 use super::scheduler_set::SchedulerSet;
 use super::unschedulable_queue::UnschedulableQueue;
 use super::volume_table::VolumeTable;
@@ -94,5 +95,31 @@ impl Facts {
     /// The node of a bound pod.
     pub(super) fn node_of(&self, pod: &PodFacts) -> Option<NodeIx> {
         pod.node.as_ref().and_then(|node| self.nodes.find(node.as_str()))
+    }
+
+    /// Checks the pod of a bind; what it asks for, or `None` if it is on that node already.
+    pub(super) fn check_pod(
+        &self,
+        target: &Target,
+        request: Option<Arc<Request>>,
+    ) -> Result<Option<Arc<Request>>, BindError> {
+        let Some(pod) = self.pods.get(&target.uid) else {
+            let request = request.or_else(|| self.reservations.holds().request(target.uid.as_str()));
+            let request = request.ok_or_else(|| BindError::UnknownPod(target.uid.clone()))?;
+            return Ok(Some(request));
+        };
+        if *pod.namespace != *target.namespace || *pod.name != *target.name {
+            return Err(BindError::OtherName {
+                uid: target.uid.clone(),
+                actual: format!("{}/{}", pod.namespace, pod.name),
+                asked: format!("{}/{}", target.namespace, target.name),
+            });
+        }
+        match (&pod.node, &pod.request) {
+            (Some(node), _) if *node == target.node => Ok(None),
+            (Some(node), _) => Err(BindError::BoundElsewhere(node.clone())),
+            (None, Ok(request)) => Ok(Some(Arc::clone(request))),
+            (None, Err(error)) => Err(BindError::Request(error.to_string())),
+        }
     }
 }

@@ -3,20 +3,23 @@
 //! The state machine (crate `gantry-gang`) decides; this module gives it events and carries out its commands. No I/O, no clock.
 //!
 //! ```text
-//! pods, owners, Gang objects (members.rs) ──> protocol ──> reservations (places.rs) ──> ledger
-//!                  plans (planning.rs) <──────┘   └──> answers (verbs.rs), work (work.rs), views (view.rs)
+//! pods (members.rs) ─────────────────┐                 ┌─> reservations (reservation_tracker.rs) ──> ledger
+//! owners, Gang objects (objects.rs) ─┼─> machine.rs ───┼─> work (work.rs)
+//! plans (planning.rs, reclaim.rs) ───┘                 └─> views (view.rs), replies (verbs.rs)
 //! ```
 
 mod backfill;
 mod deadlock;
+mod lost_reservations;
 mod machine;
+mod member_grant;
 mod members;
 mod objects;
-mod places;
 mod plan_input;
 mod planning;
 mod reclaim;
 mod report;
+mod reservation_tracker;
 mod shapes;
 mod spares;
 mod standing;
@@ -35,6 +38,7 @@ use gantry_gang::protocol::{
 };
 use gantry_gang::{Membership, Needs, OwnerFacts, OwnerRef};
 
+pub(super) use member_grant::{available, layouts_within};
 pub use report::GangReport;
 pub use standing::{GangStanding, ReportedStatus, Trial};
 pub(super) use verbs::goes_by_itself;
@@ -48,10 +52,10 @@ use self::deadlock::Deadlock;
 use self::machine::Machine;
 use self::members::{MemberTable, PodReporter};
 use self::objects::GangObjects;
-use self::places::ReservationTracker;
 use self::plan_input::{Offers, PlanSource};
 use self::reclaim::{Reclaim, Reclaimed};
 use self::report::GangInspection;
+use self::reservation_tracker::ReservationTracker;
 use self::shapes::Shapes;
 use self::spares::Lending;
 use self::work::WorkQueue;

@@ -5,6 +5,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use gantry_api::PodUid;
+use gantry_gang::protocol::Stage;
+
+use crate::pod::{OtherPod, PodFacts};
 
 /// Pods with notices that are known at most. Further pods get none until some of these are gone.
 const MOST: usize = 1024;
@@ -32,8 +35,39 @@ pub(super) struct IgnoredRequests {
 }
 
 impl IgnoredRequests {
+    /// Adds a notice about request annotations that were changed while the pod is bound, or without effect on a member of a gang.
+    /// `before` is the pod as it was known.
+    pub(super) fn note_pod(&mut self, pod: &PodFacts, before: Option<&PodFacts>) {
+        let before = before.filter(|before| before.node.is_some() && !pod.terminal);
+        let changed = before.and_then(|before| pod.written.changed_while_bound(&before.written));
+        let is_waiting_member = pod.membership.is_some() && pod.node.is_none() && !pod.terminal;
+        let of_member = || pod.written.of_gang_member().filter(|_| is_waiting_member);
+        if let Some(text) = changed.or_else(of_member) {
+            self.add(IgnoredRequest {
+                uid: pod.uid.clone(),
+                namespace: Arc::clone(&pod.namespace),
+                name: Arc::clone(&pod.name),
+                text: text.into(),
+            });
+        }
+    }
+
+    /// Adds a notice about request annotations of a pod that requests no devices.
+    pub(super) fn note_other_pod(&mut self, pod: &OtherPod) {
+        let has_ended = matches!(pod.stage, Stage::Succeeded | Stage::Failed);
+        match pod.written.without_devices().filter(|_| !has_ended && !pod.leaving) {
+            Some(text) => self.add(IgnoredRequest {
+                uid: pod.uid.clone(),
+                namespace: Arc::clone(&pod.profile.namespace),
+                name: Arc::clone(&pod.name),
+                text: text.into(),
+            }),
+            None => self.forget(&pod.uid),
+        }
+    }
+
     /// Adds a notice, unless it is the last one about the pod.
-    pub(super) fn add(&mut self, notice: IgnoredRequest) {
+    fn add(&mut self, notice: IgnoredRequest) {
         let known = self.texts.get(&notice.uid);
         if known.is_some_and(|known| *known == notice.text) || (known.is_none() && self.texts.len() >= MOST) {
             return;

@@ -9,6 +9,7 @@ use gantry_api::{NodeName, PodUid};
 use gantry_gang::protocol::{Answer, Arrival, Assignment, BindEnd, GangEvent};
 
 use super::activation::{self, Activation};
+use super::gangs::{available, layouts_within};
 use super::reservations::{BindError, Reservations, Reserved, Target};
 use super::unschedulable_queue::{InsufficientPod, UnschedulablePod, is_gated_by_us};
 use super::victim_search::VictimSearch;
@@ -16,7 +17,7 @@ use super::{Awaited, Belongs, Called, Index};
 use crate::object_memory::Refusal;
 use crate::pod::PodFacts;
 use crate::wire::{CandidateNodes, Offer};
-use gantry_planner::decide::{self, Candidates as _, Filtered, ForeignNodes};
+use gantry_planner::decide::{self, Candidates as _, Filtered, ForeignNodes, Options};
 use gantry_planner::request::Request;
 use gantry_planner::snapshot::{NodeIx, Snapshot};
 
@@ -133,12 +134,12 @@ impl Index {
                 }
             }
         }
-        let mut answer = self.decide(call, call.snapshot, candidates, nodes);
+        let mut answer = filter_single(self.facts.options, call, call.snapshot, candidates, nodes);
         if answer.passed.is_empty()
             && !answer.simulated
             && let Some(lending) = self.lending(call)
         {
-            let lent = self.decide(call, &lending, candidates, nodes);
+            let lent = filter_single(self.facts.options, call, &lending, candidates, nodes);
             if !lent.passed.is_empty() {
                 answer = lent;
             }
@@ -157,27 +158,6 @@ impl Index {
     fn lending(&self, call: &SchedulingCall<'_>) -> Option<Snapshot> {
         let lending = self.gangs.lending(&self.facts);
         lending.snapshot_for(call.priority, call.snapshot, self.gangs.reservations())
-    }
-
-    /// Filters the candidates for a single pod over a snapshot.
-    fn decide(
-        &self,
-        call: &SchedulingCall<'_>,
-        snapshot: &Snapshot,
-        candidates: &CandidateNodes<'_>,
-        nodes: &[Option<NodeIx>],
-    ) -> Filtered {
-        let SchedulingCall { priority, request, .. } = call;
-        let mut answer = decide::filter(snapshot, self.facts.options, request, candidates, nodes);
-        if let Some(kept) = &snapshot.kept
-            && *priority <= kept.priority
-        {
-            answer.keep_off(kept, nodes);
-        }
-        if let Some(promised) = &snapshot.promised {
-            answer.leave_nominated(promised, snapshot, nodes, (*priority, request));
-        }
-        answer
     }
 
     /// Records what is answered for a single pod.
@@ -355,7 +335,7 @@ impl Index {
     fn reserve_for_member(&mut self, target: &Target, placed: &Assignment) -> Result<Reserved, BindError> {
         let reported = self.gangs.reported(&target.uid);
         let request = reported.and_then(|pod| pod.request.clone().ok());
-        let request = self.check_pod(target, request)?;
+        let request = self.facts.check_pod(target, request)?;
         let Some(request) = request.map(|request| request.of(&self.facts.nodes.resources().managed())) else {
             return Ok(Reserved::AlreadyBound);
         };
@@ -366,7 +346,7 @@ impl Index {
         let pod = target.uid.as_str();
         let entry = self.facts.nodes.get(node);
         let layouts =
-            entry.and_then(|entry| entry.layouts_within(&entry.available(placed, pod)?, &request, pod));
+            entry.and_then(|entry| layouts_within(entry, &available(entry, placed, pod)?, &request, pod));
         let layouts = layouts.ok_or_else(|| {
             BindError::not_free(target, "the devices of its reservation are not released yet")
         })?;
@@ -518,7 +498,7 @@ impl Index {
     /// # Errors
     /// See [`BindError`]; then nothing is reserved.
     pub fn reserve(&mut self, target: &Target, request: Option<Arc<Request>>) -> Result<Reserved, BindError> {
-        let request = self.check_pod(target, request)?;
+        let request = self.facts.check_pod(target, request)?;
         let Some(request) = request.map(|request| request.of(&self.facts.nodes.resources().managed())) else {
             return Ok(Reserved::AlreadyBound);
         };
@@ -570,32 +550,6 @@ impl Index {
         self.settle_node(node);
         let node = self.facts.nodes.get(node);
         node.map_or(Ok(()), |node| Reservations::still_granted(node, target))
-    }
-
-    /// Checks the pod of a bind; what it asks for, or `None` if it is on that node already.
-    pub(super) fn check_pod(
-        &self,
-        target: &Target,
-        request: Option<Arc<Request>>,
-    ) -> Result<Option<Arc<Request>>, BindError> {
-        let Some(pod) = self.facts.pods.get(&target.uid) else {
-            let request = request.or_else(|| self.facts.reservations.holds().request(target.uid.as_str()));
-            let request = request.ok_or_else(|| BindError::UnknownPod(target.uid.clone()))?;
-            return Ok(Some(request));
-        };
-        if *pod.namespace != *target.namespace || *pod.name != *target.name {
-            return Err(BindError::OtherName {
-                uid: target.uid.clone(),
-                actual: format!("{}/{}", pod.namespace, pod.name),
-                asked: format!("{}/{}", target.namespace, target.name),
-            });
-        }
-        match (&pod.node, &pod.request) {
-            (Some(node), _) if *node == target.node => Ok(None),
-            (Some(node), _) => Err(BindError::BoundElsewhere(node.clone())),
-            (None, Ok(request)) => Ok(Some(Arc::clone(request))),
-            (None, Err(error)) => Err(BindError::Request(error.to_string())),
-        }
     }
 
     /// Adds a pod that filter refused on every node.
@@ -658,6 +612,27 @@ impl Index {
         let others = others.map(|pod| pod.uid.clone());
         self.facts.unschedulable.gated().cloned().chain(others).collect()
     }
+}
+
+/// Filters the candidates for a single pod over a snapshot.
+fn filter_single(
+    options: Options,
+    call: &SchedulingCall<'_>,
+    snapshot: &Snapshot,
+    candidates: &CandidateNodes<'_>,
+    nodes: &[Option<NodeIx>],
+) -> Filtered {
+    let SchedulingCall { priority, request, .. } = call;
+    let mut answer = decide::filter(snapshot, options, request, candidates, nodes);
+    if let Some(kept) = &snapshot.kept
+        && *priority <= kept.priority
+    {
+        answer.keep_off(kept, nodes);
+    }
+    if let Some(promised) = &snapshot.promised {
+        answer.leave_nominated(promised, snapshot, nodes, (*priority, request));
+    }
+    answer
 }
 
 /// One node and no other. The others need no reason: kube-scheduler does not report them then.

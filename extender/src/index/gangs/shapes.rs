@@ -8,8 +8,9 @@ use gantry_gang::Needs;
 use gantry_gang::needs::Toleration;
 use gantry_gang::protocol::ShapeId;
 use gantry_planner::input::Shape;
-
 use gantry_planner::request::Request;
+
+use crate::index::occupancy::GangReservation;
 
 /// Most tolerations that are collected.
 const MOST_TOLERATIONS: usize = 64;
@@ -75,6 +76,11 @@ impl Shapes {
     /// The shape of a number, restricted to managed resources.
     pub(super) fn get(&self, shape: ShapeId) -> Option<&Shape> {
         self.managed.get(shape.0 as usize)
+    }
+
+    /// The request of the members of a reservation, if known.
+    pub(super) fn request_of(&self, reservation: &GangReservation) -> Option<&Request> {
+        Some(&self.get(reservation.shape?)?.request)
     }
 
     /// Other resources are managed now. False if they are the same.

@@ -10,7 +10,7 @@ use gantry_gang::GangKey;
 use gantry_gang::protocol::{Gangs, SlotView};
 
 use super::goes_by_itself;
-use super::places::ReservationTracker;
+use super::reservation_tracker::ReservationTracker;
 use crate::index::facts::Facts;
 use crate::index::node::Node;
 use crate::index::occupancy::GangReservation;
@@ -114,7 +114,7 @@ impl<'a> Lending<'a> {
         let taken = node.occupancy().gang_reservations().iter();
         let taken = taken.filter(|place| place.spare && place.pod.is_some());
         let taken = taken.map(|place| {
-            let pods = node.users_of(&place.devices).filter(|uid| self.borrows(place, uid));
+            let pods = users_of(node, &place.devices).filter(|uid| self.borrows(place, uid));
             (Arc::clone(&place.gang), place.slot, pods.cloned().collect())
         });
         taken.collect()
@@ -126,7 +126,7 @@ impl<'a> Lending<'a> {
         let Some(entry) = entry.filter(|_| slot.spare) else {
             return Vec::new();
         };
-        let users = entry.users_of(slot.devices).filter(|uid| self.gangs.gang_of(uid) != Some(gang));
+        let users = users_of(entry, slot.devices).filter(|uid| self.gangs.gang_of(uid) != Some(gang));
         let users = users.filter_map(|uid| self.facts.pods.get(uid));
         let mut names: Vec<Arc<str>> =
             users.map(|pod| format!("{}/{}", pod.namespace, pod.name).into()).collect();
@@ -136,35 +136,32 @@ impl<'a> Lending<'a> {
     }
 }
 
-impl Node {
-    /// The pods that have some of these devices, or are being bound with them.
-    fn users_of<'a>(&'a self, devices: &'a Devices) -> impl Iterator<Item = &'a PodUid> {
-        let pools: Vec<DeviceSet> = self
-            .pools()
-            .map(|(pool, _)| {
-                let mut set = DeviceSet::EMPTY;
-                for (resource, ids) in devices {
-                    set.add(&pool.taken(resource, ids));
-                }
-                set
-            })
-            .collect();
-        let own = pools.clone();
-        let holds =
-            move |held: &[DeviceSet]| held.iter().zip(&own).any(|(held, own)| !(held & own).is_empty());
-        let holders = self.holders().iter().filter(move |(_, held)| holds(held)).map(|(uid, _)| uid);
-        let binds = self.occupancy().binds().iter().filter(move |bind| {
-            let mut sets = self.pools().zip(&pools);
-            sets.any(|((pool, _), own)| {
-                let mut ids = bind.devices().iter();
-                ids.any(|(resource, ids)| !(&pool.taken(resource, ids) & own).is_empty())
-            })
-        });
-        holders.chain(binds.map(|bind| bind.uid()))
-    }
+/// The pods that have some of these devices, or are being bound with them.
+fn users_of<'a>(node: &'a Node, devices: &'a Devices) -> impl Iterator<Item = &'a PodUid> {
+    let pools: Vec<DeviceSet> = node
+        .pools()
+        .map(|(pool, _)| {
+            let mut set = DeviceSet::EMPTY;
+            for (resource, ids) in devices {
+                set.add(&pool.taken(resource, ids));
+            }
+            set
+        })
+        .collect();
+    let own = pools.clone();
+    let holds = move |held: &[DeviceSet]| held.iter().zip(&own).any(|(held, own)| !(held & own).is_empty());
+    let holders = node.holders().iter().filter(move |(_, held)| holds(held)).map(|(uid, _)| uid);
+    let binds = node.occupancy().binds().iter().filter(move |bind| {
+        let mut sets = node.pools().zip(&pools);
+        sets.any(|((pool, _), own)| {
+            let mut ids = bind.devices().iter();
+            ids.any(|(resource, ids)| !(&pool.taken(resource, ids) & own).is_empty())
+        })
+    });
+    holders.chain(binds.map(|bind| bind.uid()))
+}
 
-    /// Whether a pod has devices of a reservation.
-    pub(super) fn is_lent(&self, place: &GangReservation) -> bool {
-        self.users_of(&place.devices).next().is_some()
-    }
+/// Whether a pod has devices of a reservation.
+pub(super) fn is_lent(node: &Node, place: &GangReservation) -> bool {
+    users_of(node, &place.devices).next().is_some()
 }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::GangIndex;
 use super::objects::GangObjects;
-use super::spares::Lending;
+use super::spares::{Lending, is_lent};
 use super::standing::{GangStanding, has_place};
 use crate::index::facts::Facts;
 
@@ -265,7 +265,7 @@ impl<'a> GangViews<'a> {
         });
         for (node, place) in places {
             let is_spare = place.spare && place.pod.is_none();
-            let is_lent = is_spare && node.is_lent(place);
+            let is_lent = is_spare && is_lent(node, place);
             if is_spare {
                 totals.spares[usize::from(is_lent)] += 1;
             } else {

@@ -15,8 +15,8 @@ use gantry_planner::request::{Ask, Request};
 use gantry_planner::snapshot::NodeIx;
 use serde::{Deserialize, Serialize};
 
-use super::places::ReservationTracker;
 use super::plan_input::PlanSource;
+use super::reservation_tracker::ReservationTracker;
 use crate::index::facts::Facts;
 use crate::index::node::Node;
 use crate::index::node_resources_table::NodeResourcesTable;

@@ -5,22 +5,19 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{GangPhase, PodUid, ResourceName};
+use gantry_api::PodUid;
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Assignment, GangEvent, Gangs, SlotChange, Stage};
+use gantry_gang::protocol::{Assignment, GangEvent, SlotChange};
 
+use super::lost_reservations;
 use super::machine::Machine;
+use super::member_grant::{available, layouts_within};
 use super::shapes::Shapes;
 use super::spares::Lending;
 use crate::index::facts::Facts;
 use crate::index::node::Node;
 use crate::index::node_table::Renumbering;
 use crate::index::occupancy::GangReservation;
-use gantry_planner::devices::DeviceSet;
-use gantry_planner::inventory::Pool;
-use gantry_planner::kind::Spot;
-use gantry_planner::layout::{Layout, Offer};
-use gantry_planner::request::{Ask, Request};
 use gantry_planner::snapshot::NodeIx;
 
 /// Time for which a plugin may not serve before the reservations on its node are lost: longer than its replacement takes. Also
@@ -176,13 +173,10 @@ impl ReservationTracker {
             self.troubled.remove(&node);
             return;
         }
-        let gone = entry.lost();
+        let gone = lost_reservations::cause(entry);
         let mut lost = match gone {
             Some(_) => BTreeMap::new(),
-            None => entry.lost_places(
-                |place| asked_of(shapes, place),
-                |place, uid| may_hold(machine.gangs(), facts, place, uid),
-            ),
+            None => lost_reservations::find(entry, machine.gangs(), facts, shapes),
         };
         let without_numa = match entry.counts_numa() || !self.without_numa.is_empty() {
             true => slots_without_numa(entry, shapes),
@@ -284,12 +278,12 @@ fn is_crowded(facts: &Facts, shapes: &Shapes, node: NodeIx, place: &GangReservat
 /// The slots on a node, each with whether only CPUs or memory are missing for a bind of its member.
 fn slots_without_numa(entry: &Node, shapes: &Shapes) -> Vec<(Slot, bool)> {
     let lacks_numa = |place: &GangReservation| {
-        let request = asked_of(shapes, place).filter(|request| entry.counts(request.numa()))?;
+        let request = shapes.request_of(place).filter(|request| entry.counts(request.numa()))?;
         let pod = place.pod.as_ref().map_or("", PodUid::as_str);
         let gang = Arc::clone(&place.gang);
         let placed = Assignment { gang, node: entry.name().clone(), devices: place.devices.clone() };
-        let sets = entry.available(&placed, pod)?;
-        Some(entry.layouts_within(&sets, request, pod).is_none())
+        let sets = available(entry, &placed, pod)?;
+        Some(layouts_within(entry, &sets, request, pod).is_none())
     };
     let slots = entry.occupancy().gang_reservations().iter();
     let slots = slots.map(|place| {
@@ -297,171 +291,4 @@ fn slots_without_numa(entry: &Node, shapes: &Shapes) -> Vec<(Slot, bool)> {
         ((Arc::clone(&place.gang), place.slot), lacks)
     });
     slots.collect()
-}
-
-/// The requests of the members of a reservation, if known.
-fn asked_of<'s>(shapes: &'s Shapes, place: &GangReservation) -> Option<&'s Request> {
-    let shape = shapes.get(place.shape?)?;
-    Some(&shape.request)
-}
-
-/// Whether a pod may hold devices of a reservation: it is its pod, or a member of the gang that is being deleted, or a victim of the
-/// gang.
-fn may_hold(gangs: &Gangs, facts: &Facts, place: &GangReservation, uid: &PodUid) -> bool {
-    let preempting = |gang: &GangKey| {
-        let view = gangs.view(gang);
-        view.is_some_and(|view| view.phase() == GangPhase::Preempting)
-    };
-    let on_its_way_out = || {
-        let pod = facts.pods.get(uid);
-        pod.is_none_or(|pod| pod.leaving || matches!(pod.stage, Stage::Succeeded | Stage::Failed))
-    };
-    place.pod.as_ref() == Some(uid)
-        || Lending::new(gangs, facts).borrows(place, uid)
-        || gangs.gang_of(uid).is_some_and(|gang| gang.is_incarnation_of(&place.gang)) && on_its_way_out()
-        || preempting(&place.gang)
-}
-
-impl GangReservation {
-    /// Why a member could never get the reservation: a decision may have been edited, or written when fewer resources were managed.
-    fn misfit(&self, asked: &Request) -> Option<String> {
-        let count = |resource: &ResourceName| {
-            let own = self.devices.iter().filter(|(name, _)| name == resource);
-            own.map(|(_, ids)| ids.len()).sum::<usize>()
-        };
-        let wrong = |ask: &&Ask| count(&ask.resource) != ask.devices as usize;
-        asked.asks.iter().find(wrong).map(|ask| {
-            let (own, resource) = (count(&ask.resource), &ask.resource);
-            format!("it has {own} of {resource}, {} are requested", ask.devices)
-        })
-    }
-}
-
-impl Node {
-    /// Why no reservation on this node can be kept.
-    fn lost(&self) -> Option<&'static str> {
-        match (self.advertised(), self.inventory()) {
-            (None, _) => Some("the node is gone"),
-            (_, None) => Some("the node has no Gantry plugin any more"),
-            _ => None,
-        }
-    }
-
-    /// The lost reservations on this node, by gang. `asked` is the request of a reservation; `excused` pods may hold its devices.
-    fn lost_places<'a>(
-        &self,
-        asked: impl Fn(&GangReservation) -> Option<&'a Request>,
-        excused: impl Fn(&GangReservation, &PodUid) -> bool,
-    ) -> BTreeMap<Arc<GangKey>, BTreeSet<u32>> {
-        let mut lost: BTreeMap<Arc<GangKey>, BTreeSet<u32>> = BTreeMap::new();
-        for place in self.occupancy().gang_reservations() {
-            let misfit = asked(place).and_then(|asked| place.misfit(asked));
-            if let Some(why) = misfit.or_else(|| self.lost_place(place, &excused)) {
-                tracing::info!(node = %self.name(), gang = %place.gang, %why, "a reservation of the gang is lost");
-                lost.entry(Arc::clone(&place.gang)).or_default().insert(place.slot);
-            }
-        }
-        lost
-    }
-
-    fn lost_place(
-        &self,
-        place: &GangReservation,
-        excused: impl Fn(&GangReservation, &PodUid) -> bool,
-    ) -> Option<String> {
-        let inventory = self.inventory()?;
-        for (resource, ids) in &place.devices {
-            let Some((index, pool)) = inventory.pool(resource.as_str()) else {
-                return Some(format!("the node does not serve {resource} any more"));
-            };
-            let (devices, unknown) = pool.find(ids);
-            if unknown > 0 {
-                return Some(format!("the node does not have a device of {resource} any more"));
-            }
-            let sick = &devices - &pool.healthy;
-            if !sick.is_empty() {
-                return Some(format!("{} unhealthy", pool.describe(&sick)));
-            }
-            let mut others = DeviceSet::EMPTY;
-            for (uid, held) in self.holders() {
-                if let Some(held) = held.get(index).filter(|_| !excused(place, uid)) {
-                    others.add(held);
-                }
-            }
-            let taken = &devices & &others;
-            if !taken.is_empty() {
-                let words = pool.describe(&taken);
-                return Some(format!("{words} held by another pod"));
-            }
-            let twice = &devices & &self.kept_before(place, pool);
-            if !twice.is_empty() {
-                return Some(format!("{} in another reservation, too", pool.describe(&twice)));
-            }
-        }
-        None
-    }
-
-    /// The devices of a pool in reservations that precede others. The reservation of a lost member is its grant. Where kubelet allocated
-    /// other devices, the grant may be a sibling's reservation by now: neither could get its devices before the other releases them.
-    fn kept_before(&self, place: &GangReservation, pool: &Pool) -> DeviceSet {
-        let mut kept = DeviceSet::EMPTY;
-        for other in self.occupancy().gang_reservations() {
-            if (&other.gang, other.slot) < (&place.gang, place.slot) {
-                for (resource, ids) in &other.devices {
-                    kept.add(&pool.taken(resource, ids));
-                }
-            }
-        }
-        kept
-    }
-
-    /// The devices of a reservation by pool, if its pod can have them now: healthy, and held by no other pod.
-    pub(in crate::index) fn available(&self, placed: &Assignment, pod: &str) -> Option<Vec<DeviceSet>> {
-        let inventory = self.inventory()?;
-        let mut sets = vec![DeviceSet::EMPTY; inventory.pools.len()];
-        for (resource, ids) in &placed.devices {
-            let (index, pool) = inventory.pool(resource.as_str())?;
-            let (devices, unknown) = pool.find(ids);
-            let ledger = self.pool(index)?;
-            let mut taken = self.taken_by_others(pool, placed, pod);
-            taken.add(&ledger.held);
-            taken.add(&ledger.leaving);
-            if unknown > 0 || !devices.is_subset(&(&pool.healthy - &taken)) {
-                return None;
-            }
-            sets[index] = devices;
-        }
-        Some(sets)
-    }
-
-    /// How the containers of a pod share devices, by pool; `None` if kubelet would refuse the pod.
-    pub(in crate::index) fn layouts_within(
-        &self,
-        sets: &[DeviceSet],
-        request: &Request,
-        pod: &str,
-    ) -> Option<Vec<Layout>> {
-        let class = self.exact_for(pod)?;
-        let cuts: Vec<Vec<Spot>> = request.asks.iter().map(|ask| class.cut_for(ask)).collect();
-        let offers = request.asks.iter().zip(&cuts).map(|(ask, cut)| {
-            let (index, pool) = class.pool(ask.resource.as_str())?;
-            let devices = sets.get(index).filter(|devices| devices.len() == ask.devices as usize)?;
-            Some(Offer { site: class.site(pool, cut), free: devices, ask })
-        });
-        Layout::best_of_all(&offers.collect::<Option<Vec<_>>>()?)
-    }
-
-    /// The devices of a pool in binds and reservations of others.
-    fn taken_by_others(&self, pool: &Pool, placed: &Assignment, pod: &str) -> DeviceSet {
-        let binds = self.occupancy().devices_in_binds(Some(pod));
-        let places = self.occupancy().gang_reservations().iter();
-        let places = places
-            .filter(|place| place.gang != placed.gang || place.devices != placed.devices)
-            .map(|place| &place.devices);
-        let mut taken = DeviceSet::EMPTY;
-        for (resource, ids) in binds.chain(places).flatten() {
-            taken.add(&pool.taken(resource, ids));
-        }
-        taken
-    }
 }
