@@ -199,10 +199,10 @@ async fn silence(client: &Client) {
     let mut responded = Instant::now();
     while responded.elapsed() < REACH {
         tokio::time::sleep(CHECK).await;
-        match tokio::time::timeout(CHECK, gantry_runtime::check_api_server(client)).await {
-            // An error is a response, too.
-            Ok(Ok(()) | Err(kube::Error::Api(_))) => responded = Instant::now(),
-            Ok(Err(_)) | Err(_) => {}
+        let check = tokio::time::timeout(CHECK, gantry_runtime::check_api_server(client)).await;
+        // An error is a response, too.
+        if matches!(check, Ok(Ok(()) | Err(kube::Error::Api(_)))) {
+            responded = Instant::now();
         }
     }
 }

@@ -31,7 +31,7 @@ impl<'a> Admission<'a> {
         let mut admission = Self {
             pod,
             admitted: 0,
-            available: free.iter().map(|free| DeviceSet::clone(free)).collect(),
+            available: free.iter().copied().cloned().collect(),
             reusable: vec![DeviceSet::EMPTY; free.len()],
             numa: if counts_numa { NumaState::of(common) } else { NumaState::default() },
             whole: None,

@@ -97,7 +97,7 @@ impl ReservationTracker {
         shapes: &Shapes,
     ) -> ReservationChange {
         let SlotChange { gang, slot, place, bound } = change;
-        let has_released = self.release((Arc::clone(&gang), slot), bound, facts, shapes);
+        let has_released = self.release(&(Arc::clone(&gang), slot), bound, facts, shapes);
         let Some(place) = place else {
             return ReservationChange { has_released, node: None };
         };
@@ -123,10 +123,10 @@ impl ReservationTracker {
     }
 
     /// Releases a reservation. If its pod is `bound`, the pod has its devices, and no other gang needs a new plan for it: false then.
-    fn release(&mut self, slot: Slot, bound: bool, facts: &mut Facts, shapes: &Shapes) -> bool {
-        self.spares.remove(&slot);
-        self.without_numa.remove(&slot);
-        let Some(node) = self.nodes.remove(&slot) else {
+    fn release(&mut self, slot: &Slot, bound: bool, facts: &mut Facts, shapes: &Shapes) -> bool {
+        self.spares.remove(slot);
+        self.without_numa.remove(slot);
+        let Some(node) = self.nodes.remove(slot) else {
             return false;
         };
         let Some(occupancy) = facts.nodes.occupancy_mut(node) else {
@@ -149,7 +149,7 @@ impl ReservationTracker {
         let all: Vec<Slot> = self.nodes.keys().cloned().collect();
         let mut has_released = false;
         for slot in all {
-            has_released |= self.release(slot, false, facts, shapes);
+            has_released |= self.release(&slot, false, facts, shapes);
         }
         has_released
     }

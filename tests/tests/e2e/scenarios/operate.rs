@@ -251,7 +251,8 @@ async fn node_with_a_fault_of_nvsentinel_gets_no_pods(
     // The taint of the example in NVSentinel's values.
     let taint = "nvidia.com/gpu-error";
     cluster.kubectl(&["taint", "node", node, &format!("{taint}=fatal:NoSchedule")]).await?;
-    let tainted = refused_for("tainted", "untolerated taint", &format!("does not tolerate taint {taint}")).await;
+    let tainted =
+        refused_for("tainted", "untolerated taint", &format!("does not tolerate taint {taint}")).await;
     cluster.kubectl(&["taint", "node", node, &format!("{taint}-")]).await?;
     tainted?;
     pods::running(api, "tainted").await?;

@@ -30,7 +30,7 @@ const MIG: &str = "nvidia.com/mig-1g.10gb";
 const REFUSED: &str = "TopologyAffinityError";
 
 /// Pods in all, unless `GANTRY_PODS` says otherwise: few enough for every commit.
-const PODS: usize = 40;
+const PODS: usize = 24;
 /// Pods of a node that have not ended.
 const AT_ONCE: usize = 2;
 const END_LIMIT: Duration = Duration::from_secs(300);
