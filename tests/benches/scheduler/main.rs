@@ -3,7 +3,6 @@
 //! meets all of them alike.
 //!
 //! With `gangs` instead: so many gangs, against as many pods without a gang. With `explain`: the time of `gantry explain`.
-//! With `page`: what the web page and metrics cost the extender.
 //!
 //! `cargo xtask bench scheduler` builds and runs it; 500 nodes of 8 GPUs exist as objects only, nothing runs on them.
 #![expect(clippy::print_stdout, reason = "a benchmark reports on the terminal")]
@@ -13,7 +12,6 @@ mod explain;
 mod floor;
 mod gangs;
 mod load;
-mod page;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -51,12 +49,6 @@ enum Role {
     Gangs(gangs::Args),
     /// The time of `gantry explain` in a large cluster.
     Explain(explain::Args),
-    /// Memory and answer times of the extender without and with page and metrics.
-    Page(page::Args),
-    /// Calls the extender; started by the benchmark itself.
-    Calls(page::Calls),
-    /// Looks at the page; started by the benchmark itself.
-    Viewers(page::Viewers),
 }
 
 fn main() -> Result<()> {
@@ -64,9 +56,7 @@ fn main() -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     match args.role {
         Some(Role::Floor(ref floor)) => runtime.block_on(floor::serve(floor)),
-        Some(Role::Calls(ref calls)) => runtime.block_on(page::call(calls)),
-        Some(Role::Viewers(ref viewers)) => runtime.block_on(page::view(viewers)),
-        Some(Role::Gangs(_) | Role::Explain(_) | Role::Page(_)) | None => runtime.block_on(measure(&args)),
+        Some(Role::Gangs(_) | Role::Explain(_)) | None => runtime.block_on(measure(&args)),
     }
 }
 
@@ -99,8 +89,7 @@ async fn rounds(args: &Args, cluster: &Cluster, config: &Path) -> Result<()> {
     match &args.role {
         Some(Role::Gangs(gangs)) => return gangs::rounds(gangs, cluster, config, &gantry).await,
         Some(Role::Explain(args)) => return explain::rounds(args, cluster, config, &gantry).await,
-        Some(Role::Page(args)) => return page::rounds(args, cluster, &gantry).await,
-        Some(Role::Floor(_) | Role::Calls(_) | Role::Viewers(_)) | None => {}
+        Some(Role::Floor(_)) | None => {}
     }
     load::create_nodes(cluster, args.nodes).await?;
     let mut rates = vec![Vec::new(); Case::ALL.len()];
