@@ -47,7 +47,8 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{GangStatus, NodeName, PodUid, ResourceName};
 use gantry_gang::protocol::{
-    Blocker, CommitFailure, GangEvent, Holder, Now, Object, Settings, Stage, WatchedOwner, Withheld, Work,
+    BindEnd, Blocker, CommitFailure, GangEvent, Holder, Now, Object, Settings, Stage, WatchedOwner, Withheld,
+    Work,
 };
 use gantry_gang::{Fabric, GangKey, Levels, Needs, NodeFacts, OwnerFacts, OwnerRef};
 
@@ -578,7 +579,7 @@ impl Index {
         self.facts.nodes.end_quarantines(now, contact, steady);
         let (nodes, pods) = (&mut self.facts.nodes, &self.facts.pods);
         for uid in self.facts.reservations.expire(now, contact, nodes, pods) {
-            self.gangs.may_move(&self.facts, &uid);
+            self.gangs.may_move(&self.facts, &uid, BindEnd::Failed);
         }
         self.facts.reservations.expire_holds(now, &mut self.facts.nodes);
     }

@@ -317,7 +317,7 @@ impl Index {
             Arrival::Go(placed) => match self.reserve_for_member(target, &placed) {
                 Ok(reserved) => Ok(BindStep::Member(reserved)),
                 Err(error) => {
-                    self.gangs.may_move(&self.facts, &target.uid);
+                    self.gangs.may_move(&self.facts, &target.uid, BindEnd::NotSent);
                     match error {
                         // The pod that had the devices is still ending, or its end is not certain yet.
                         BindError::NotFree { .. } => Ok(BindStep::Wait(Awaited {

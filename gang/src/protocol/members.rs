@@ -320,7 +320,7 @@ impl TrackedMember {
         match outcome {
             BindEnd::Bound => self.bind = BindState::Done,
             BindEnd::Unsure => self.bind = BindState::Unknown,
-            BindEnd::Failed => {
+            BindEnd::Failed | BindEnd::NotSent => {
                 self.bind = BindState::None;
                 self.leave();
             }

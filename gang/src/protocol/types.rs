@@ -399,6 +399,8 @@ pub enum BindEnd {
     Bound,
     /// It does not, and will not: the member comes again.
     Failed,
+    /// None was sent: its bind call waits for its devices, or has failed, and kube-scheduler brings the member again by itself.
+    NotSent,
     /// The outcome is not known: the pod will show it.
     Unsure,
     /// The pod is gone.

@@ -119,11 +119,10 @@ impl GangIndex {
         Some(Awaited { gang: Arc::clone(gang), why: decided.then(|| UNWRITTEN.into()) })
     }
 
-    /// No Binding of a member is being sent: if its reservation is lost, it may get another one.
-    pub(in crate::index) fn may_move(&mut self, facts: &Facts, uid: &PodUid) {
+    /// No Binding of a member is being sent, for its bind has ended so: if its reservation is lost, it may get another one.
+    pub(in crate::index) fn may_move(&mut self, facts: &Facts, uid: &PodUid, outcome: BindEnd) {
         if !facts.reservations.has_bind(uid) {
-            let event = GangEvent::BindEnded { pod: uid, outcome: BindEnd::Failed };
-            self.machine.observe(facts.clock.now(), event);
+            self.machine.observe(facts.clock.now(), GangEvent::BindEnded { pod: uid, outcome });
         }
     }
 

@@ -223,3 +223,23 @@ fn deferred_bind_failure_activates_the_pod() {
     assert_eq!(world.woken(), ["a0"], "kube-scheduler had it parked");
     assert_eq!(world.bind("a0"), "n0");
 }
+
+/// The devices of its slot are not free yet, and its bind call waits for them. It asks again and again.
+#[test]
+fn member_whose_bind_call_waits_is_not_activated() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.come("a0");
+    give_up(&mut world, "a0");
+    world.waits("a0");
+    world.come("a1");
+    world.write();
+    assert_eq!(to_bind(&mut world), ["a0"]);
+    for _ in 0..3 {
+        assert!(matches!(world.arrive("a0", "n0"), Arrival::Go(_)));
+        world.handle(GangEvent::BindEnded { pod: &uid("a0"), outcome: BindEnd::NotSent });
+        assert_eq!(world.woken(), [] as [&str; 0], "kube-scheduler brings it, or its call goes on");
+    }
+    assert_eq!(world.bind("a0"), "n0");
+}
