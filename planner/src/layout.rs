@@ -34,45 +34,68 @@ pub struct Offer<'a> {
     pub ask: &'a Ask,
 }
 
-impl<'a> Offer<'a> {
-    /// How kubelet aligns the devices of several asks together, and which of `offers` these are; `None` if it aligns
-    /// those of one ask at most.
-    pub fn aligned_together(offers: &[Self]) -> Option<(PodAlignment<'a>, Vec<usize>)> {
+/// The asks of a pod that kubelet aligns together.
+pub struct AlignedAsks<'a> {
+    pub alignment: PodAlignment<'a>,
+    /// Their places among the offers.
+    places: Vec<usize>,
+    /// The free devices of each.
+    pub free: Vec<&'a DeviceSet>,
+}
+
+impl<'a> AlignedAsks<'a> {
+    /// Those of `offers`; `None` if kubelet aligns one ask at most.
+    pub fn of(offers: &[Offer<'a>]) -> Option<Self> {
         if offers.len() < 2 {
             return None;
         }
         let each = offers.iter().enumerate();
-        let aligned = each.filter_map(|(index, offer)| Some((index, (offer.site.alignment?, offer.ask))));
-        let (indices, aligned): (Vec<usize>, Vec<_>) = aligned.unzip();
-        (aligned.len() > 1).then(|| PodAlignment::joint(&aligned)).flatten().map(|joint| (joint, indices))
+        let aligned = each.filter_map(|(place, offer)| Some((place, (offer.site.alignment?, offer.ask))));
+        let (places, aligned): (Vec<usize>, Vec<_>) = aligned.unzip();
+        let alignment = (aligned.len() > 1).then(|| PodAlignment::joint(&aligned)).flatten()?;
+        let free = places.iter().filter_map(|place| offers.get(*place)).map(|offer| offer.free);
+        Some(Self { alignment, free: free.collect(), places })
     }
 
+    /// These of `offers`.
+    pub fn offers<'o>(&self, offers: &'o [Offer<'a>]) -> impl Iterator<Item = &'o Offer<'a>> {
+        self.places.iter().filter_map(|place| offers.get(*place))
+    }
+
+    /// The devices of the blocks of each; `None` if one has no layout.
+    fn blocks<'l>(&self, layout: impl Fn(usize) -> Option<&'l Layout>) -> Option<Vec<&'l [DeviceSet]>> {
+        self.places.iter().map(|place| Some(&layout(*place)?.blocks[..])).collect()
+    }
+
+    /// Whether kubelet admits the pod where the asks have these layouts, by their places among the offers.
+    fn are_admitted<'l>(&self, layout: impl Fn(usize) -> Option<&'l Layout>) -> bool {
+        self.blocks(layout).is_some_and(|blocks| self.alignment.admits(&self.free, &blocks))
+    }
+}
+
+impl Offer<'_> {
     /// Whether kubelet admits a pod with these layouts.
     pub fn are_admitted(offers: &[Self], layouts: &[Layout]) -> bool {
-        let Some((joint, aligned)) = Self::aligned_together(offers) else {
-            return offers.iter().zip(layouts).all(|(offer, layout)| {
-                let alignment = offer.site.alignment;
-                alignment.is_none_or(|known| known.admits(offer.free, offer.ask, &layout.blocks))
-            });
-        };
-        let free = aligned.iter().filter_map(|index| offers.get(*index)).map(|offer| offer.free);
-        let blocks = aligned.iter().filter_map(|index| layouts.get(*index)).map(|layout| &layout.blocks[..]);
-        joint.admits(&free.collect::<Vec<_>>(), &blocks.collect::<Vec<_>>())
+        if let Some(aligned) = AlignedAsks::of(offers) {
+            return aligned.are_admitted(|place| layouts.get(place));
+        }
+        offers.iter().zip(layouts).all(|(offer, layout)| {
+            let alignment = offer.site.alignment;
+            alignment.is_none_or(|known| known.admits(offer.free, offer.ask, &layout.blocks))
+        })
     }
 
     /// The CPUs and the memory that are left of the NUMA nodes with these layouts; `None` if they are not counted.
     pub fn numa_left(offers: &[Self], layouts: &[Layout]) -> Option<Vec<NumaNode>> {
-        let Some((joint, aligned)) = Self::aligned_together(offers) else {
-            let mut each = offers.iter().zip(layouts).filter_map(|(offer, layout)| {
-                let alignment = offer.site.alignment.filter(|known| known.counts(&offer.ask.numa))?;
-                PodAlignment::single(alignment, offer.ask).left(&[offer.free], &[&layout.blocks])
-            });
-            return each.next();
-        };
-        let free = aligned.iter().filter_map(|index| offers.get(*index)).map(|offer| offer.free);
-        let blocks = aligned.iter().filter_map(|index| layouts.get(*index)).map(|layout| &layout.blocks[..]);
-        let left = joint.left(&free.collect::<Vec<_>>(), &blocks.collect::<Vec<_>>())?;
-        Some(left).filter(|left| !left.is_empty())
+        if let Some(aligned) = AlignedAsks::of(offers) {
+            let blocks = aligned.blocks(|place| layouts.get(place))?;
+            return aligned.alignment.left(&aligned.free, &blocks).filter(|left| !left.is_empty());
+        }
+        let mut each = offers.iter().zip(layouts).filter_map(|(offer, layout)| {
+            let alignment = offer.site.alignment.filter(|known| known.counts(&offer.ask.numa))?;
+            PodAlignment::single(alignment, offer.ask).left(&[offer.free], &[&layout.blocks])
+        });
+        each.next()
     }
 }
 
@@ -81,30 +104,22 @@ impl Layout {
     /// sets of devices that the pod can have of them.
     pub fn best_of_all(offers: &[Offer<'_>]) -> Option<Vec<Self>> {
         let best = |offer: &Offer<'_>| Self::best(offer.site, offer.free, offer.ask);
-        let Some((joint, aligned)) = Offer::aligned_together(offers) else {
+        let Some(aligned) = AlignedAsks::of(offers) else {
             return offers.iter().map(best).collect();
         };
         let mut layouts: Vec<Option<Self>> = offers.iter().map(best).collect();
-        let part = |layouts: &[Option<Self>]| -> Option<Vec<Self>> {
-            aligned.iter().map(|index| layouts.get(*index)?.clone()).collect()
-        };
-        let offers: Vec<&Offer<'_>> = aligned.iter().filter_map(|index| offers.get(*index)).collect();
-        let free: Vec<&DeviceSet> = offers.iter().map(|offer| offer.free).collect();
-        let is_admitted = part(&layouts).is_some_and(|layouts| {
-            let blocks: Vec<&[DeviceSet]> = layouts.iter().map(|layout| &layout.blocks[..]).collect();
-            joint.admits(&free, &blocks)
-        });
-        if !is_admitted {
-            let sites = offers.iter().map(|offer| offer.site).collect();
-            match Search::new(sites, joint.asks().collect()).layouts(&joint, &free) {
+        if !aligned.are_admitted(|place| layouts.get(place)?.as_ref()) {
+            let sites = aligned.offers(offers).map(|offer| offer.site).collect();
+            let asks = aligned.alignment.asks().collect();
+            match Search::new(sites, asks).layouts(&aligned.alignment, &aligned.free) {
                 Some(found) => {
-                    for (index, layout) in aligned.iter().zip(found) {
-                        if let Some(place) = layouts.get_mut(*index) {
-                            *place = Some(layout);
+                    for (place, layout) in aligned.places.iter().zip(found) {
+                        if let Some(known) = layouts.get_mut(*place) {
+                            *known = Some(layout);
                         }
                     }
                 }
-                None if joint.refuses() => return None,
+                None if aligned.alignment.refuses() => return None,
                 None => {}
             }
         }

@@ -9,9 +9,8 @@ use gantry_gang::protocol::{Holder, Withheld};
 use gantry_topology::LinkClass;
 
 use super::{Candidates, ForeignNodes, Options};
-use crate::devices::DeviceSet;
 use crate::kind::Spot;
-use crate::layout::{Layout, Offer};
+use crate::layout::{AlignedAsks, Layout, Offer};
 use crate::placement::SetTerms;
 use crate::request::{Ask, NumaNeeds, Request};
 use crate::shape::Shape;
@@ -246,28 +245,24 @@ fn judge_sets(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
 
 /// Why kubelet's Topology Manager refuses the devices of several resources together, each of which it takes by itself.
 fn unmet_together(offers: &[Offer<'_>]) -> NodeRefusal {
-    let Some((joint, aligned)) = Offer::aligned_together(offers) else {
+    let Some(aligned) = AlignedAsks::of(offers) else {
         return NodeRefusal::Unmet("the free devices cannot be divided as the pod asks".to_owned());
     };
-    let free: Vec<&DeviceSet> =
-        aligned.iter().filter_map(|index| offers.get(*index)).map(|offer| offer.free).collect();
-    let asks = joint.asks().cloned().map(|mut ask| {
+    let (alignment, free) = (&aligned.alignment, &aligned.free);
+    let asks = alignment.asks().cloned().map(|mut ask| {
         for container in &mut ask.numa {
             container.needs = NumaNeeds::default();
         }
         ask
     });
     let asks: Vec<Ask> = asks.collect();
-    let without_numa: Vec<Offer<'_>> = aligned
-        .iter()
-        .zip(&asks)
-        .filter_map(|(index, ask)| offers.get(*index).map(|offer| Offer { ask, ..*offer }))
-        .collect();
+    let without_numa = aligned.offers(offers).zip(&asks).map(|(offer, ask)| Offer { ask, ..*offer });
+    let without_numa: Vec<Offer<'_>> = without_numa.collect();
     match Layout::best_of_all(&without_numa) {
         Some(_) => {
-            NodeRefusal::Cpus { refusal: joint.refusal_by_numa(&free), free: joint.free_by_node(&free) }
+            NodeRefusal::Cpus { refusal: alignment.refusal_by_numa(free), free: alignment.free_by_node(free) }
         }
-        None => NodeRefusal::Unmet(joint.refusal(&free)),
+        None => NodeRefusal::Unmet(alignment.refusal(free)),
     }
 }
 

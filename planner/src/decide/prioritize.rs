@@ -4,7 +4,7 @@
 use super::{Candidates, Options, Policy};
 use crate::devices::DeviceSet;
 use crate::kind::Spot;
-use crate::layout::{Layout, Offer};
+use crate::layout::{AlignedAsks, Layout, Offer};
 use crate::quality::{Gathered, Quality, QualityPart};
 use crate::request::Request;
 use crate::snapshot::{Class, NodeIx, ScoreKey, Snapshot, Standing};
@@ -280,7 +280,7 @@ fn laid<'a>(open: &[Offer<'a>], free: &[Offer<'a>]) -> Option<(Vec<Offer<'a>>, V
     if let Some(layouts) = Layout::best_of_all(open) {
         return Some((open.to_vec(), layouts));
     }
-    if open.len() == 1 || Offer::aligned_together(free).is_some() {
+    if open.len() == 1 || AlignedAsks::of(free).is_some() {
         return Some((free.to_vec(), Layout::best_of_all(free)?));
     }
     let best = |offer: &Offer<'a>| Some((*offer, Layout::best(offer.site, offer.free, offer.ask)?));
