@@ -38,9 +38,7 @@ impl Class {
     pub fn touches_links(self) -> bool {
         matches!(self, Self::Link { .. })
     }
-}
 
-impl Class {
     /// The class with this name; `None` if it is unknown to this version.
     pub fn named(name: &str) -> Option<Self> {
         let classes =

@@ -111,7 +111,7 @@ fn prioritize(bencher: Bencher<'_, '_>, nodes: usize) {
     bencher.bench(|| service.prioritize(divan::black_box(&body)).map(|answer| answer.len()));
 }
 
-/// What the webhook does about a new pod, from body to answer: with labels and environment of so many bytes besides.
+/// A review by the webhook, from body to answer, of a pod with so many bytes of environment.
 #[divan::bench(args = [1_000, 100_000])]
 fn assign(bencher: Bencher<'_, '_>, bytes: usize) {
     let assignment = Assignment { watched: Watched::new([]), scheduler: "gantry-scheduler".to_owned() };

@@ -395,7 +395,7 @@ impl NumaDemand {
         Self::needs_of(containers.iter().map(|container| (container.kind, container.needs)))
     }
 
-    /// What a pod needs whose containers need this.
+    /// What a pod needs, by the kinds and needs of its containers.
     pub fn needs_of(containers: impl Iterator<Item = (ContainerKind, NumaNeeds)>) -> NumaNeeds {
         let (mut lasting, mut peak) = (NumaNeeds::default(), NumaNeeds::default());
         for (kind, needs) in containers {

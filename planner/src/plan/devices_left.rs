@@ -21,7 +21,7 @@ pub(super) struct DevicesLeft<'c> {
 }
 
 impl<'c> DevicesLeft<'c> {
-    /// All of a node, of whose pools `free` are free.
+    /// All that a node has, with these free devices of each pool.
     pub(super) fn of(class: &'c Class, free: impl Iterator<Item = DeviceSet>) -> Self {
         let alignments = class.pools.iter().map(|pool| pool.alignment.as_deref().map(Cow::Borrowed));
         Self { class, free: free.collect(), alignments: alignments.collect() }

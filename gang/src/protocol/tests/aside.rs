@@ -226,7 +226,7 @@ fn deferred_bind_failure_activates_the_pod() {
 
 /// The devices of its slot are not free yet, and its bind call waits for them. It asks again and again.
 #[test]
-fn member_whose_bind_call_waits_is_not_activated() {
+fn member_with_a_waiting_bind_call_is_not_activated() {
     let mut world = World::new();
     world.members("a", 2, 2);
     world.plan();

@@ -78,7 +78,7 @@ fn topology_manager_refusal_is_named() {
     assert!(judge(&aligned(class, TopologyManagerPolicy::Restricted), &request(5)).is_ok());
 }
 
-/// A node whose GPU 7, on the second NUMA node, is partitioned into two MIG devices. Of the others these are free.
+/// A node with GPU 7, on the second NUMA node, partitioned into two MIG devices. Of its other GPUs `free` are free.
 fn partitioned(free: &str, policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> Class {
     let mut class = class(&switched(), "", free);
     let both = DeviceSet::range(0, 2);

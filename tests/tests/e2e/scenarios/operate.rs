@@ -582,8 +582,8 @@ async fn fails_again_after_reset(
     })
 }
 
-/// Faults by Xid taint the Node and set its conditions, until the faults or the rules end. A hot GPU is cordoned, and one
-/// whose memory errors come back.
+/// Faults by Xid taint the Node and set its conditions, until the faults or the rules end. A hot GPU is cordoned, and so is
+/// one with repeated memory errors.
 pub(super) async fn rules_mark_the_node_while_faults_last(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();

@@ -1,4 +1,4 @@
-//! Kubelets whose Topology Manager refuses pods, on nodes of two NUMA nodes: whole GPUs on the first node, whole GPUs and
+//! Kubelets with a Topology Manager that refuses pods, on nodes of two NUMA nodes: whole GPUs on the first node, whole GPUs and
 //! MIG devices on the second, replicas on the third. The CPUs and the memory of Guaranteed pods count on the first node.
 
 use std::collections::BTreeMap;
