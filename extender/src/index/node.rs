@@ -515,21 +515,23 @@ impl Node {
     /// A pod was deleted. If its end was not observed, the devices that it held go into quarantine.
     pub(super) fn remove_pod(&mut self, now: Instant, pod: &PodFacts) {
         self.occupancy.set_pod(&pod.uid, false);
-        if pod.stopped || pod.terminal || self.inventory.is_none() {
+        if pod.stopped || pod.terminal {
             return;
         }
-        if let Some(held) = self.held_by(&pod.uid) {
-            let pools = self.pools().zip(held);
-            // Of a device that the plugin does not list now nothing is known but the grant.
-            let granted = pod.grant.as_deref().and_then(|text| Grant::parse(text, &pod.uid, &self.name).ok());
-            let devices = pools.map(|((pool, _), held)| {
-                let granted = granted.iter().flat_map(|grant| grant.held(pool.resource.as_str()));
-                let unlisted = granted.filter(|id| pool.find([id]).1 > 0);
-                (pool.resource.clone(), pool.ids_of(held).into_iter().chain(unlisted).collect())
-            });
-            let devices: Devices = devices.collect();
-            self.occupancy.quarantine(now, devices);
+        let counted = self.pools().zip(self.held_by(&pod.uid).unwrap_or_default());
+        let counted = counted.map(|((pool, _), held)| (pool.resource.clone(), pool.ids_of(held)));
+        let mut devices: Devices = counted.collect();
+        let grant = pod.grant.as_deref().and_then(|text| Grant::parse(text, &pod.uid, &self.name).ok());
+        for grant in grant {
+            for resource in grant.resources() {
+                // Of a device that the plugin does not list now, nothing is known but the grant.
+                let pool = self.inventory().and_then(|known| known.pool(resource.as_str()));
+                let mut ids = grant.held(resource.as_str());
+                ids.retain(|id| pool.is_none_or(|(_, pool)| pool.find([id]).1 > 0));
+                devices.push((resource, ids.into_iter().collect()));
+            }
         }
+        self.occupancy.quarantine(now, devices);
     }
 
     /// Whether a pod with a bind must not be bound yet. Kubelet's Topology Manager chooses NUMA nodes by what is free when it

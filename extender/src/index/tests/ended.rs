@@ -70,6 +70,20 @@ fn device_that_was_not_listed_at_the_end_is_quarantined() {
     assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
 }
 
+/// etcd is restored to a backup without the pod, while the GpuNode is deleted.
+#[test]
+fn pod_that_vanishes_without_a_gpunode_is_quarantined() {
+    let cluster = one_node();
+    let running = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&running);
+    cluster.store.update(|index| index.inventory_deleted("n"));
+    cluster.gone(&running);
+    cluster.inventory(&gpu_node("n", &bridged()));
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    cluster.wait(6);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
 #[test]
 fn the_quarantine_does_not_end_on_facts_from_before_its_end() {
     let cluster = one_node();

@@ -28,6 +28,10 @@ enum Step {
     Deliver(usize),
     /// The plugin writes what is true now.
     Publish(usize),
+    /// Somebody deletes the GpuNode.
+    DeleteObject(usize),
+    /// The GpuNode is as the plugin wrote it last.
+    RestoreObject(usize),
     /// A pod ends by itself.
     Finish(usize),
     /// A pod is deleted by force; its process lives on.
@@ -65,6 +69,8 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (0..2usize, 1..5u32, ends).prop_map(|(node, gpus, ends)| Step::Bind { node, gpus, ends }),
         6 => any::<usize>().prop_map(Step::Deliver),
         3 => (0..2usize).prop_map(Step::Publish),
+        1 => (0..2usize).prop_map(Step::DeleteObject),
+        1 => (0..2usize).prop_map(Step::RestoreObject),
         3 => any::<usize>().prop_map(Step::Finish),
         3 => any::<usize>().prop_map(Step::Kill),
         2 => any::<(usize, usize)>().prop_map(|(a, b)| Step::Swap(a, b)),
@@ -186,7 +192,13 @@ impl World {
         let pending = pod(&name, gpus);
         self.cluster.pod(&pending);
         let target = target(&name, NODES[node]);
+        let now = self.cluster.now();
         let Ok(reserved) = self.cluster.store.update(|index| index.reserve(&target, None)) else {
+            return Ok(());
+        };
+        let Reserved::Grant { annotation, .. } = &reserved else {
+            // There is no GpuNode to grant from.
+            self.cluster.store.update(|index| index.finish(now, &target, Outcome::Failed));
             return Ok(());
         };
         let gpus = set(&granted(&reserved));
@@ -196,20 +208,16 @@ impl World {
             "{name} is granted {gpus} of {}, {used} are used",
             NODES[node]
         );
-        let Reserved::Grant { annotation, .. } = reserved else {
-            return Ok(());
-        };
         let outcome = match ends {
             Ends::Bound => Outcome::Bound,
             Ends::Failed => Outcome::Failed,
             Ends::UnsureBound | Ends::UnsureFailed => Outcome::Unsure,
         };
-        let now = self.cluster.now();
         self.cluster.store.update(|index| index.finish(now, &target, outcome));
         if matches!(ends, Ends::Bound | Ends::UnsureBound) {
             let at = u32::try_from(self.now / 2).unwrap();
             let mut object = bound(pending, NODES[node], at, None);
-            object["metadata"]["annotations"] = json!({"gantry.dev/grant": &*annotation});
+            object["metadata"]["annotations"] = json!({"gantry.dev/grant": &**annotation});
             self.pods.push(Real {
                 uid: name,
                 node,
@@ -276,6 +284,12 @@ impl World {
         match step {
             Step::Bind { node, gpus, ends } => self.bind(node, gpus, ends)?,
             Step::Publish(node) => self.publish(node),
+            Step::DeleteObject(node) => {
+                self.cluster.store.update(|index| index.inventory_deleted(NODES[node]));
+            }
+            Step::RestoreObject(node) => {
+                self.cluster.inventory(&self.published[&node]);
+            }
             Step::Wait(seconds) => self.wait(seconds),
             Step::Relist => self.relist(),
             // It takes longer than the plugin lags. What was bound and killed by force within that lag is known to the
