@@ -522,7 +522,7 @@ impl Node {
         let counted = counted.map(|((pool, _), held)| (pool.resource.clone(), pool.ids_of(held)));
         let mut devices: Devices = counted.collect();
         let grant = pod.grant.as_deref().and_then(|text| Grant::parse(text, &pod.uid, &self.name).ok());
-        for grant in grant {
+        if let Some(grant) = grant {
             for resource in grant.resources() {
                 // Of a device that the plugin does not list now, nothing is known but the grant.
                 let pool = self.inventory().and_then(|known| known.pool(resource.as_str()));
