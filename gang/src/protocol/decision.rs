@@ -1,7 +1,7 @@
 //! The decision of a gang: first while it is being written, then as it stands. What the object shows of it, and how certain that is, is
 //! tracked in [`Written`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -461,6 +461,29 @@ fn shows(
         known.is_none_or(|known| known.is_some_and(|known| same(known, reservation)))
     });
     all && named == reservations.len()
+}
+
+/// Decisions that are over and that the object may still show; older ones are long overwritten.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PastDecisions(VecDeque<String>);
+
+impl PastDecisions {
+    const MOST: usize = 8;
+
+    /// A decision is over.
+    pub(super) fn add(&mut self, id: String) {
+        if !self.contains(&id) {
+            self.0.push_back(id);
+        }
+        if self.0.len() > Self::MOST {
+            self.0.pop_front();
+        }
+    }
+
+    /// Whether a decision is over.
+    pub(super) fn contains(&self, id: &str) -> bool {
+        self.0.iter().any(|known| *known == id)
+    }
 }
 
 #[cfg(test)]

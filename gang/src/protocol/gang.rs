@@ -2,7 +2,9 @@
 //! are bound, losses are repaired. What follows from a change is decided in [`Gang::settle`]; what is to be done is pushed as
 //! [`Work`].
 
+mod decided_groups;
 mod incarnation;
+mod minimum;
 mod planning;
 mod status;
 mod succession;
@@ -12,8 +14,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{DecidedReservation, Decision, DeviceId, GangStatus, NodeName, PodUid};
+use gantry_api::{Decision, DeviceId, GangStatus, NodeName, PodUid};
 
+use self::minimum::Minimum;
 pub use self::status::{BLOCKED, GROUP_SCHEDULED, MEMBERS_SLOW};
 pub use self::succession::Continuations;
 pub(super) use self::succession::End;
@@ -22,14 +25,16 @@ pub use self::view::{MemberView, SlotView, View};
 use super::agreement::{Agreement, Declaration, Resolution};
 use super::attempts::Attempts;
 use super::barrier::Barrier;
-use super::decision::{BoundChange, Commit, CommitEnd, Decided};
-use super::idle_time::IdleTime;
+use super::blockers::Blockers;
+use super::decision::{BoundChange, Commit, CommitEnd, Decided, PastDecisions};
+use super::idle_time::IdleDevices;
 use super::members::{Class, Count, Members, TrackedMember};
 use super::objects::GangSite;
 use super::plan_queue::{Shortfall, Turn, Urgency};
 use super::reasons::{Cause, Failure, Refusal, WaitReason, restart_note};
 use super::report::{Activation, LastReported, ShownReasons, activate};
 use super::roster::{Loss, Roster, pair};
+use super::slot_list::{MAX_DECISION_BYTES, SlotList};
 use super::slots::{Holder, Slot, Slots};
 use super::types::{
     Answer, Arrival, Assignment, BindEnd, Blocker, CommitFailure, Member, Now, Placement, PlanRequest,
@@ -38,31 +43,18 @@ use super::types::{
 use super::{Env, after};
 use crate::key::{GangKey, Integration};
 use crate::membership::OwnerRef;
-use crate::quorum::{Quorum, Selection};
+use crate::quorum::Selection;
 use crate::terms::{Authority, Fault, Repair, Terms, work};
 
 /// Conclusions that can follow from one change: more would be a circle.
 const MAX_STEPS: usize = 8;
-/// So many times the default time to arrive a gang may keep devices idle before it waits as long between attempts.
-const UNUSED_ARRIVALS: u32 = 3;
-/// So many times the hold a gang may keep reservations of lost members idle before it keeps them for half of the time.
-const UNUSED_HOLDS: u32 = 2;
-/// Decisions that are over and that the object may still show; older ones are long overwritten.
-const MAX_PAST: usize = 8;
-/// Bytes that the slots of a decision may have. etcd takes 1,572,864 in one request (`--max-request-bytes`); the rest is for what else the
-/// object holds, and for replacements with longer names.
-pub(super) const MAX_DECISION_BYTES: usize = 1_400_000;
-
 #[derive(Debug, Clone)]
 pub(super) struct Gang {
     key: Arc<GangKey>,
     roster: Roster,
     agreement: Agreement,
     attempts: Attempts,
-    /// While members on their way to their reservations keep devices idle.
-    unused: IdleTime,
-    /// While reservations are kept for replacements of lost members.
-    held: IdleTime,
+    idle: IdleDevices,
     state: State,
     activation: Activation,
     reported: LastReported,
@@ -78,8 +70,7 @@ pub(super) struct Gang {
     bound_at: Option<i64>,
     /// Where its slots are.
     site: GangSite,
-    /// Decisions that are over.
-    past: Vec<String>,
+    past: PastDecisions,
     /// All its members with devices are victims of another gang.
     all_evicted: bool,
     /// One of its members has gone for another gang.
@@ -88,8 +79,7 @@ pub(super) struct Gang {
     bound_priority: i32,
     /// While it is reserved: the incarnation before, from which it has its slots.
     continues: Option<Box<Succession>>,
-    /// What keeps something from being done to its pods, and what would help.
-    blockers: BTreeMap<Blocker, Arc<str>>,
+    blockers: Blockers,
     /// Members that run slower than the rest. Nothing depends on it.
     slow_members: Option<Arc<str>>,
 }
@@ -147,8 +137,7 @@ impl Gang {
             roster: Roster::default(),
             agreement: Agreement::new(),
             attempts: Attempts::default(),
-            unused: IdleTime::default(),
-            held: IdleTime::default(),
+            idle: IdleDevices::default(),
             state: State::Open,
             activation: Activation::default(),
             reported: LastReported::default(),
@@ -158,12 +147,12 @@ impl Gang {
             waiting_since: now.unix,
             bound_at: None,
             site: GangSite::default(),
-            past: Vec::new(),
+            past: PastDecisions::default(),
             all_evicted: false,
             lost_to_eviction: false,
             bound_priority: 0,
             continues: None,
-            blockers: BTreeMap::new(),
+            blockers: Blockers::default(),
             slow_members: None,
         }
     }
@@ -243,72 +232,22 @@ impl Gang {
         }
     }
 
-    /// The minimum that holds: after the decision the one that was decided, or to which an object has lowered it since. 0 while it is not
-    /// known.
-    fn min(&self) -> u32 {
-        match &self.state {
-            State::Decided(decided) => decided.min(),
-            State::Committing(commit) => commit.decision().min,
-            _ => self.agreement.resolved().map_or(0, |terms| terms.min),
+    /// The minimum that holds: after the decision the one that was decided, or to which an object has lowered it since.
+    fn minimum(&self) -> Minimum<'_> {
+        let resolved = self.agreement.resolved();
+        let agreed = resolved.map_or(&[][..], |terms| &terms.by_role);
+        let (total, by_role) = match &self.state {
+            State::Decided(decided) => (decided.min(), decided.by_role()),
+            State::Committing(commit) => (commit.decision().min, Some(agreed)),
+            _ => (resolved.map_or(0, |terms| terms.min), Some(agreed)),
+        };
+        Minimum {
+            total,
+            by_role,
+            groups: resolved.and_then(|terms| terms.quorum.as_deref()),
+            groups_are_open: agreed.is_empty() && self.decided().is_none(),
+            members: self.members(),
         }
-    }
-
-    fn by_role(&self) -> &[(Arc<str>, u32)] {
-        match &self.state {
-            State::Decided(decided) => decided.by_role().unwrap_or_default(),
-            _ => self.agreement.resolved().map_or(&[], |terms| &terms.by_role),
-        }
-    }
-
-    /// Whether the minimums of roles are known.
-    fn knows_roles(&self) -> bool {
-        match &self.state {
-            State::Decided(decided) => decided.by_role().is_some(),
-            _ => true,
-        }
-    }
-
-    /// The minimum of a role; 0 where there is none.
-    fn role_min(&self, role: &str) -> u32 {
-        let found = self.by_role().iter().find(|(of, _)| **of == *role);
-        found.map_or(0, |(_, min)| *min)
-    }
-
-    /// The tree of groups, while it is open which of them are needed.
-    fn open_quorum(&self) -> Option<&Quorum> {
-        if matches!(self.state, State::Decided(_)) {
-            return None;
-        }
-        let terms = self.agreement.resolved().filter(|terms| terms.by_role.is_empty())?;
-        terms.quorum.as_deref()
-    }
-
-    /// How many of what `count` counts are missing: of the minimum, and of the minimums of roles.
-    fn missing(&self, count: impl Fn(&Count) -> u32) -> u32 {
-        if let Some(quorum) = self.open_quorum() {
-            return quorum.missing(&|role| count(&self.members().count_of(role))).unwrap_or(u32::MAX);
-        }
-        let total = self.min().saturating_sub(count(self.count()));
-        total.max(self.missing_of_roles(count))
-    }
-
-    /// How many are missing of the minimums of roles, all together.
-    fn missing_of_roles(&self, count: impl Fn(&Count) -> u32) -> u32 {
-        let roles = self.by_role().iter().map(|(role, min)| {
-            let there = count(&self.members().count_of(role));
-            min.saturating_sub(there)
-        });
-        roles.fold(0, u32::saturating_add)
-    }
-
-    /// How many are missing of the minimum of a role.
-    fn missing_of(&self, role: &str, count: impl Fn(&Count) -> u32) -> u32 {
-        self.role_min(role).saturating_sub(count(&self.members().count_of(role)))
-    }
-
-    /// Whether there are as many of what `count` counts as are needed.
-    fn enough(&self, count: impl Fn(&Count) -> u32) -> bool {
-        self.min() > 0 && self.missing(count) == 0
     }
 
     /// The ID of the decision that stands or is being written.
@@ -356,13 +295,7 @@ impl Gang {
 
     /// It is decided, and a member of its minimum has no slot.
     fn is_short(&self) -> bool {
-        self.decided().is_some() && self.missing(Count::placed) > 0
-    }
-
-    /// Fewer members than the minimum are left, even if all that exist get a slot.
-    fn has_lost_too_many(&self) -> bool {
-        let existing = |count: &Count| count.exist() + count.kept_back();
-        self.missing(existing) > 0
+        self.decided().is_some() && self.minimum().missing(Count::placed) > 0
     }
 
     /// Whether losses are repaired. Not once its owner has ended, nor while that is suspended, whatever the policy.
@@ -383,10 +316,10 @@ impl Gang {
     /// How many more members may get a slot. A decided gang that is not valid any more is completed, and does not grow.
     fn may_grow(&self) -> u32 {
         if self.agreement.is_invalid() {
-            return self.missing(Count::placed);
+            return self.minimum().missing(Count::placed);
         }
         let max = self.agreement.working_terms().map_or(u32::MAX, |terms| terms.max);
-        max.max(self.min()).saturating_sub(self.count().placed())
+        max.max(self.minimum().total).saturating_sub(self.count().placed())
     }
 
     /// It is worth planning now, given capacity.
@@ -403,7 +336,7 @@ impl Gang {
         match &self.state {
             State::Open if self.are_independent() => false,
             State::Open => {
-                let complete = self.agreement.terms().is_some() && self.enough(Count::exist);
+                let complete = self.agreement.terms().is_some() && self.minimum().is_met(Count::exist);
                 complete && !self.waits_for_rest(now) && !self.is_kept_gated()
             }
             State::Decided(_) => {
@@ -441,7 +374,7 @@ impl Gang {
         let urgency = self.urgency();
         let (exist, devices) = (members.unplaced().len(), members.unplaced_devices());
         let shortfall = match urgency {
-            Urgency::Incomplete => Shortfall::new(self.missing(Count::placed), exist, devices),
+            Urgency::Incomplete => Shortfall::new(self.minimum().missing(Count::placed), exist, devices),
             Urgency::Open | Urgency::Surplus => Shortfall::default(),
         };
         Turn::new(urgency, members.priority(), self.waiting_since, devices, shortfall)
@@ -449,7 +382,7 @@ impl Gang {
 
     /// It waits for a reservation: whether it is complete, and would fit on an empty cluster as far as is known.
     pub(super) fn is_queued(&self) -> bool {
-        self.urgency() == Urgency::Open && self.enough(Count::exist)
+        self.urgency() == Urgency::Open && self.minimum().is_met(Count::exist)
     }
 
     pub(super) fn is_hopeless(&self) -> bool {
@@ -562,17 +495,9 @@ impl Gang {
         }
     }
 
-    /// What keeps something from being done to its pods; `None`: it was done after all. The first reason stays until then: every pod
-    /// reports its own.
+    /// Something may not be done to its pods; `None`: it was done after all.
     pub(super) fn set_blocked(&mut self, blocker: Blocker, why: Option<Arc<str>>) {
-        match why {
-            Some(why) => {
-                self.blockers.entry(blocker).or_insert(why);
-            }
-            None => {
-                self.blockers.remove(&blocker);
-            }
-        }
+        self.blockers.set(blocker, why);
     }
 
     /// Members that run slower than the rest.
@@ -607,7 +532,7 @@ impl Gang {
             return;
         };
         if barrier.victim_gone(env.now.at, pod, arrival, env.settings) {
-            self.blockers.remove(&Blocker::Budget);
+            self.blockers.evicted();
             let coming = self.members().on_the_way().iter().cloned().collect();
             self.activate(env, coming);
         }
@@ -969,7 +894,7 @@ impl Gang {
     /// Whether it still waits for the plan that was requested.
     pub(super) fn awaits_plan(&self) -> bool {
         let wanted = match &self.state {
-            State::Open => self.agreement.terms().is_some() && self.enough(Count::exist),
+            State::Open => self.agreement.terms().is_some() && self.minimum().is_met(Count::exist),
             State::Decided(_) => true,
             _ => false,
         };
@@ -996,19 +921,19 @@ impl Gang {
             return;
         }
         let mut placed = Vec::with_capacity(pairs.len());
-        let mut bytes = self.decision_bytes();
+        let mut bytes = self.slot_list().bytes();
         let mut too_large = None;
         for (uid, place) in pairs {
             let id = self.roster.add(Slot::new(place, env.now.at), &uid, env.now.at);
-            bytes += self.slots().get(id).map_or(0, |slot| self.bytes_of(slot));
+            bytes += self.slots().get(id).map_or(0, |slot| self.slot_list().bytes_of(slot));
             if bytes > MAX_DECISION_BYTES {
-                too_large = Some(status::too_large(self.min(), self.slots().len(), bytes));
+                too_large = Some(status::too_large(self.minimum().total, self.slots().len(), bytes));
                 self.roster.release(id);
                 break;
             }
             placed.push(uid);
         }
-        let incomplete = !decided && !self.enough(Count::placed);
+        let incomplete = !decided && !self.minimum().is_met(Count::placed);
         let refusal = match too_large.filter(|_| placed.is_empty() || incomplete) {
             Some(refusal) => Some(refusal),
             // Enough of them, but not of every role.
@@ -1050,10 +975,10 @@ impl Gang {
 
     /// Keeps the spare reservations of a placement, as far as the decision can hold them.
     fn add_spares(&mut self, env: &Env<'_>, placement: &Placement) {
-        let mut bytes = self.decision_bytes();
+        let mut bytes = self.slot_list().bytes();
         for place in &placement.spares {
             let slot = Slot::spare(place, env.now.at);
-            bytes += self.bytes_of(&slot);
+            bytes += self.slot_list().bytes_of(&slot);
             if bytes > MAX_DECISION_BYTES {
                 break;
             }
@@ -1069,7 +994,7 @@ impl Gang {
 
     /// A tree of groups has what it needs, too, once as many other groups are bound as were chosen: those are chosen from then on.
     fn choose_bound_groups(&mut self) {
-        if !self.has_tree() || self.enough(Count::settled) {
+        if !self.has_tree() || self.minimum().is_met(Count::settled) {
             return;
         }
         let terms = self.agreement.resolved().map(Arc::clone);
@@ -1133,7 +1058,7 @@ impl Gang {
     /// The object was read, and shows no decision.
     pub(super) fn object_shows_no_decision(&mut self, env: &mut Env<'_>) {
         let arrived = self.count().of(Class::Arrived) > 0;
-        let complete = arrived && self.agreement.terms().is_some() && self.enough(Count::ready);
+        let complete = arrived && self.agreement.terms().is_some() && self.minimum().is_met(Count::ready);
         let State::Committing(commit) = &self.state else {
             return;
         };
@@ -1203,17 +1128,16 @@ impl Gang {
             State::Decided(_) => self.surplus_ends().is_some(),
             _ => false,
         };
-        if self.unused.follow(env.now.at, awaits) && matches!(self.state, State::Open) {
+        if self.idle.follow_arriving(env.now.at, awaits) && matches!(self.state, State::Open) {
             self.rest(env);
         }
-        self.held.follow(env.now.at, !self.orphaned().is_empty());
+        self.idle.follow_kept(env.now.at, !self.orphaned().is_empty());
     }
 
     /// Waits for as long as devices were idle, if that was long.
     fn rest(&mut self, env: &Env<'_>) {
-        let unused = self.unused.spent(env.now.at);
-        if unused > env.settings.arrival.saturating_mul(UNUSED_ARRIVALS) {
-            self.attempts.extend_pause(after(env.now.at, unused));
+        if let Some(until) = self.idle.pause_after_arriving(env.now.at, env.settings) {
+            self.attempts.extend_pause(until);
         }
     }
 
@@ -1295,7 +1219,7 @@ impl Gang {
     }
 
     fn step_reserved(&mut self, env: &mut Env<'_>) -> bool {
-        let valid = self.agreement.terms().is_some() && self.enough(Count::exist);
+        let valid = self.agreement.terms().is_some() && self.minimum().is_met(Count::exist);
         if !valid || self.is_kept_gated() {
             self.unplan();
             return true;
@@ -1303,7 +1227,7 @@ impl Gang {
         self.fill(env);
         // Their members are gone, and no other needs them now.
         self.roster.release_kept();
-        if !self.enough(Count::placed) || self.slots().is_empty() {
+        if !self.minimum().is_met(Count::placed) || self.slots().is_empty() {
             // A member went, and its slot suits no other.
             self.unplan();
             return true;
@@ -1315,10 +1239,10 @@ impl Gang {
         barrier.progress(env.now.at, ready, arrival, env.settings);
         if barrier.is_over(env.now, env.settings) {
             let why = match barrier.has_victims() {
-                true => Failure::VictimsStayed(status::removal_blockers(self)),
+                true => Failure::VictimsStayed(self.blockers.of_removal()),
                 false => Failure::NotArrived {
                     arrived: ready,
-                    min: self.min(),
+                    min: self.minimum().total,
                     scheduler: self.attempts.scheduler_message(),
                 },
             };
@@ -1326,7 +1250,7 @@ impl Gang {
             return true;
         }
         let may_commit = !barrier.has_victims() && self.count().of(Class::Arrived) > 0;
-        if may_commit && self.enough(Count::ready) {
+        if may_commit && self.minimum().is_met(Count::ready) {
             self.begin_commit(env);
         }
         false
@@ -1361,7 +1285,7 @@ impl Gang {
         {
             self.attempts.reconsider();
         }
-        let satisfied = self.enough(Count::settled);
+        let satisfied = self.minimum().is_met(Count::settled);
         // Members that are just being bound are not late.
         if satisfied && !called {
             self.release_late_surplus(env);
@@ -1388,9 +1312,7 @@ impl Gang {
     /// Members of the incarnation before must be gone before those of the new one are planned: they must not mix.
     fn step_restarting(&mut self, env: &mut Env<'_>, again: Instant) -> bool {
         if self.members().old_present() == 0 {
-            // However they were removed, it was done.
-            self.blockers.remove(&Blocker::Removal);
-            self.blockers.remove(&Blocker::Budget);
+            self.blockers.removed();
             let restarting = std::mem::replace(&mut self.state, State::Open);
             if let State::Restarting { keeps: Some(succession), .. } = restarting {
                 self.begin_awaiting(env, succession);
@@ -1442,7 +1364,7 @@ impl Gang {
 
     /// Releases the reservation. The gang is planned again at once.
     fn unplan(&mut self) {
-        self.blockers.remove(&Blocker::Budget);
+        self.blockers.evicted();
         self.release_all();
         self.site = GangSite::default();
         self.attempts.restart();
@@ -1514,7 +1436,7 @@ impl Gang {
     /// Requests the removal of our scheduling gates. Once the quorum exists they all go. Once the gang is decided, members that have a slot
     /// in it, or need none, come whatever else is missing, as without gates.
     fn ungate(&mut self, env: &mut Env<'_>) {
-        let all = self.agreement.terms().is_some() && self.enough(Count::exist);
+        let all = self.agreement.terms().is_some() && self.minimum().is_met(Count::exist);
         if !all && self.decided().is_none() {
             return;
         }
@@ -1529,43 +1451,34 @@ impl Gang {
         }
     }
 
-    fn do_gates_stay(&self) -> bool {
-        self.blockers.contains_key(&Blocker::Gates)
-    }
-
     /// Whether a member can arrive at a node: our gate does not keep it back, or nothing is known to keep it from being removed.
     fn may_arrive(&self, member: &TrackedMember) -> bool {
-        !(member.is_gated_by_us() && member.is_gate_removal_requested() && self.do_gates_stay())
+        !(member.is_gated_by_us() && member.is_gate_removal_requested() && self.blockers.keep_gates())
     }
 
     /// Whether a member without a slot can arrive at a node.
     fn any_may_arrive(&self) -> bool {
         let mut unplaced = self.members().unplaced().iter();
         let may_arrive = |uid: &PodUid| self.members().get(uid).is_some_and(|member| self.may_arrive(member));
-        !self.do_gates_stay() || unplaced.any(may_arrive)
+        !self.blockers.keep_gates() || unplaced.any(may_arrive)
     }
 
     /// Too few members can arrive at a node, because our gate cannot be removed from the others. Then no slot is kept.
     fn is_kept_gated(&self) -> bool {
-        if !self.do_gates_stay() {
+        if !self.blockers.keep_gates() {
             return false;
         }
         let mut by_role: BTreeMap<&Arc<str>, u32> = BTreeMap::new();
         for member in self.members().ungating() {
             *by_role.entry(&member.pod().membership.role).or_default() += 1;
         }
-        let gated = by_role.values().fold(0, |sum: u32, count| sum.saturating_add(*count));
-        gated > self.count().exist().saturating_sub(self.min())
-            || by_role.iter().any(|(role, gated)| {
-                let exist = self.members().count_of(role).exist();
-                *gated > exist.saturating_sub(self.role_min(role))
-            })
+        self.minimum().needs_gated(&by_role)
     }
 
     /// Its minimum is bound and was not decided: its members need no devices, or were bound before any decision.
     fn is_bound_without_slots(&self) -> bool {
         let open = matches!(self.state, State::Open) && !self.are_independent();
-        open && self.enough(Count::began) && self.members().unplaced().is_empty()
+        open && self.minimum().is_met(Count::began) && self.members().unplaced().is_empty()
     }
 }
 
@@ -1577,9 +1490,9 @@ impl Gang {
         let decision = Decision {
             id: format!("{}-{}-{}", env.settings.identity, env.now.unix, env.decisions),
             revision: 0,
-            min: self.min(),
+            min: self.minimum().total,
             domain: self.site.domain.to_string(),
-            reservations: self.decided_reservations(),
+            reservations: self.slot_list().reservations(),
         };
         env.work.push(Work::Commit { gang: self.key.clone(), decision: decision.clone() });
         self.state = State::Committing(Commit::new(decision));
@@ -1610,16 +1523,6 @@ impl Gang {
         }
     }
 
-    /// Remembers that a decision is over.
-    fn remember_past(&mut self, id: String) {
-        if !self.past.contains(&id) {
-            self.past.push(id);
-        }
-        if self.past.len() > MAX_PAST {
-            self.past.remove(0);
-        }
-    }
-
     /// The decision that stands, or that the members being deleted belong to.
     fn decision(&self) -> Option<Decision> {
         let (id, revision, min) = match &self.state {
@@ -1631,7 +1534,7 @@ impl Gang {
                 (of.id.clone(), of.revision, of.min)
             }
         };
-        let (domain, mut reservations) = (self.site.domain.to_string(), self.decided_reservations());
+        let (domain, mut reservations) = (self.site.domain.to_string(), self.slot_list().reservations());
         if self.succession().is_some() {
             // It is not decided which member gets which.
             for reservation in &mut reservations {
@@ -1641,57 +1544,19 @@ impl Gang {
         Some(Decision { id, revision, min, domain, reservations })
     }
 
-    /// The slots as they are written.
-    fn decided_reservations(&self) -> Vec<DecidedReservation> {
-        let slots = self.slots().iter();
-        slots.map(|(_, slot)| self.decided_reservation(slot)).collect()
-    }
-
-    fn decided_reservation(&self, slot: &Slot) -> DecidedReservation {
-        let pod = match slot.holder() {
-            Holder::Kept | Holder::Spare | Holder::Leaving(_) => None,
-            Holder::Assigned(uid) | Holder::Bound(uid) => Some(uid.clone()),
-        };
-        let member = pod.as_ref().and_then(|uid| self.members().get(uid));
-        let terms = self.agreement.working_terms();
-        let sliced = terms.is_some_and(|terms| terms.slice.is_some());
-        DecidedReservation {
-            node: slot.node().clone(),
-            devices: slot
-                .devices()
-                .iter()
-                .map(|(resource, ids)| {
-                    let mut ids = ids.clone();
-                    ids.sort_unstable();
-                    gantry_api::ReservedDevices { resource: resource.clone(), ids }
-                })
-                .collect(),
-            rank: slot.rank(),
-            role: slot.role().to_string(),
-            // Where slices are counted by it and the rank is another number.
-            ordinal: slot.ordinal().filter(|ordinal| sliced && slot.rank() != Some(*ordinal)),
-            spare: slot.is_spare(),
-            pod_name: member.map(|member| member.pod().name.to_string()).unwrap_or_default(),
-            pod,
-        }
-    }
-
     /// Whether the object shows that a member has the slot that it has.
     fn is_written(&self, uid: &PodUid) -> bool {
         let (Some(decided), Some((_, slot))) = (self.decided(), self.slot_of(uid)) else {
             return false;
         };
-        decided.written().has(uid, &self.decided_reservation(slot))
+        decided.written().has(uid, &self.slot_list().reservation(slot))
     }
 
-    /// Bytes of a slot in the decision.
-    fn bytes_of(&self, slot: &Slot) -> usize {
-        written_bytes(&self.decided_reservation(slot))
-    }
-
-    /// Bytes of all slots in the decision. Counted before a slot is kept: without a written slot a member is never bound.
-    fn decision_bytes(&self) -> usize {
-        self.slots().iter().map(|(_, slot)| self.bytes_of(slot)).sum()
+    /// The slots as they are written.
+    fn slot_list(&self) -> SlotList<'_> {
+        let terms = self.agreement.working_terms();
+        let sliced = terms.is_some_and(|terms| terms.slice.is_some());
+        SlotList { slots: self.slots(), members: self.members(), sliced }
     }
 
     /// Whether its status may be written now: not while the decision is, for the two would overtake one another.
@@ -1752,13 +1617,13 @@ impl Gang {
         if lost.is_empty() {
             return;
         }
-        self.held.follow(env.now.at, !self.orphaned().is_empty());
+        self.idle.follow_kept(env.now.at, !self.orphaned().is_empty());
         let mut missing = match self.repair() {
             _ if !self.is_recreated() => 0,
             // The policy, and whether a member of a role is missing, is known with the terms.
-            _ if !self.knows_roles() => u32::MAX,
+            _ if !self.minimum().knows_roles() => u32::MAX,
             Repair::Ignore => 0,
-            Repair::Hold | Repair::Restart => self.missing(Count::placed),
+            Repair::Hold | Repair::Restart => self.minimum().missing(Count::placed),
         };
         let facts = self.agreement.creator_facts().cloned();
         if let Some(wanted) = facts.as_ref().and_then(|facts| facts.wanted) {
@@ -1801,9 +1666,7 @@ impl Gang {
 
     /// Until when the slot of a member that was lost at `since` is kept.
     fn hold_end(&self, since: Instant, settings: &Settings) -> Instant {
-        let end = after(since, settings.hold);
-        let all = self.held.reaches(settings.hold.saturating_mul(UNUSED_HOLDS));
-        all.map_or(end, |all| all.min(end))
+        self.idle.kept_until(after(since, settings.hold), settings)
     }
 
     /// Members beyond the minimum that do not arrive in time lose their slots.
@@ -1824,7 +1687,7 @@ impl Gang {
     }
 
     fn surplus_ends(&self) -> Option<Instant> {
-        if !self.enough(Count::settled) {
+        if !self.minimum().is_met(Count::settled) {
             return None;
         }
         self.awaited().next().map(|(_, ends)| ends)
@@ -1843,7 +1706,7 @@ impl Gang {
     /// that went for that are seen in one watch, and the object in another.
     fn is_to_restart(&mut self, env: &Env<'_>) -> bool {
         let restarts = self.repair() == Repair::Restart && self.is_repaired();
-        let lost = restarts && self.has_lost_too_many();
+        let lost = restarts && self.minimum().is_out_of_reach();
         let delay = self.terms_of_object().map(|_| env.settings.settle);
         match &mut self.state {
             State::Decided(decided) => decided.follow_loss(env.now.at, restarts, lost, delay),
@@ -1881,7 +1744,7 @@ impl Gang {
     /// No member is bound, no slot is kept, and members of its minimum are missing: they were evicted, or their nodes are gone.
     fn has_nothing_left(&self) -> bool {
         let nothing = !self.has_member_slots() && self.count().of(Class::Bound) == 0;
-        nothing && !self.members().unplaced().is_empty() && self.missing(Count::settled) > 0
+        nothing && !self.members().unplaced().is_empty() && self.minimum().missing(Count::settled) > 0
     }
 
     /// It has slots that are not spare ones.
@@ -1893,7 +1756,7 @@ impl Gang {
     /// other lacks, and neither would ever run.
     fn undecide(&mut self, env: &Env<'_>) {
         if let Some(id) = self.decision_id().map(str::to_owned) {
-            self.remember_past(id);
+            self.past.add(id);
         }
         let was_bound = self.bound_at.take().is_some();
         if was_bound {
@@ -1943,7 +1806,7 @@ impl Gang {
         wanted > 0
             && self.decided().is_some_and(Decided::was_bound)
             && !self.agreement.is_invalid()
-            && self.enough(Count::settled)
+            && self.minimum().is_met(Count::settled)
             && self.members().roles_with_slots().any(|role| self.spares_of(role) < wanted)
     }
 
@@ -1958,37 +1821,15 @@ impl Gang {
             else {
                 continue;
             };
-            let of_any = self.missing(Count::placed) > self.missing_of_roles(Count::placed);
-            let needed = of_any || self.missing_of(&role, Count::placed) > 0 || self.is_group_in_part(&role);
+            let minimum = self.minimum();
+            let of_any = minimum.missing(Count::placed) > minimum.missing_of_roles(Count::placed);
+            let of_role = minimum.missing_of(&role, Count::placed) > 0;
+            let needed = of_any || of_role || minimum.is_group_in_part(&role);
             if needed && self.roster.take_spare(&uid, env.now.at) {
                 taken.push(uid);
             }
         }
         self.activate(env, taken);
-    }
-
-    /// Whether some members of a group of a tree of groups have slots, and it needs more.
-    fn is_group_in_part(&self, role: &str) -> bool {
-        let quorum = self.agreement.resolved().and_then(|terms| terms.quorum.as_deref());
-        let placed = self.members().count_of(role).placed();
-        placed > 0 && quorum.and_then(|quorum| quorum.min_of(role)).is_some_and(|min| placed < min)
-    }
-
-    /// All members of a role have ended well, and the gang has as many as it needs: none can be lost any more.
-    fn is_role_over(&self, role: &str) -> bool {
-        let count = self.members().count_of(role);
-        let is_whole = match self.role_min(role) {
-            0 => self.enough(Count::settled),
-            _ => self.missing_of_roles(Count::settled) == 0,
-        };
-        let completed = count.of(Class::Completed);
-        count.alive() == 0 && count.of(Class::Lost) == 0 && completed > 0 && is_whole
-    }
-
-    /// No member of a role has a slot, and the gang has as many as it needs without it: a spare slot would only be in the way of those that
-    /// wait.
-    fn is_role_unneeded(&self, role: &str) -> bool {
-        self.enough(Count::settled) && self.members().count_of(role).with_slots() == 0
     }
 
     /// Releases spare slots that it does not ask for any more, the last ones first.
@@ -1998,10 +1839,12 @@ impl Gang {
         };
         let mut counts: BTreeMap<&Arc<str>, usize> = BTreeMap::new();
         let mut extra = Vec::new();
+        let minimum = self.minimum();
         for (id, slot) in self.slots().spares() {
             let count = counts.entry(slot.role()).or_default();
             *count += 1;
-            if *count > wanted || self.is_role_over(slot.role()) || self.is_role_unneeded(slot.role()) {
+            let role = slot.role();
+            if *count > wanted || minimum.is_role_over(role) || minimum.is_role_unneeded(role) {
                 extra.push(id);
             }
         }
@@ -2028,7 +1871,7 @@ impl Gang {
         };
         if pods.is_empty() {
             if decided.end_eviction(id) {
-                self.blockers.remove(&Blocker::Budget);
+                self.blockers.evicted();
                 self.activate(env, vec![member]);
             }
             return;
@@ -2059,26 +1902,5 @@ impl Gang {
                 self.give_up_slot(id, &holder);
             }
         }
-    }
-}
-
-/// Bytes of a reservation in a list, as it is written. One that cannot be written takes all there is.
-fn written_bytes(reservation: &DecidedReservation) -> usize {
-    /// Counts what is written.
-    struct Counter(usize);
-    impl std::io::Write for Counter {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0 = self.0.saturating_add(bytes.len());
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut counter = Counter(1);
-    match serde_json::to_writer(&mut counter, reservation) {
-        Ok(()) => counter.0,
-        Err(_) => MAX_DECISION_BYTES,
     }
 }

@@ -27,6 +27,7 @@
 mod agreement;
 mod attempts;
 mod barrier;
+mod blockers;
 mod decision;
 mod event;
 mod gang;
@@ -41,6 +42,7 @@ mod plan_queue;
 mod reasons;
 mod report;
 mod roster;
+mod slot_list;
 mod slots;
 #[cfg(test)]
 mod tests;

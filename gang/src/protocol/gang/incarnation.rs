@@ -1,22 +1,25 @@
 //! Incarnations of a gang: where one ends and the next begins, and how a process continues the one that an earlier process decided. Members
 //! of different incarnations never count together.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use gantry_api::{DecidedReservation, Decision, GangPhase, NodeName, PodUid};
 
 use super::super::attempts::Attempts;
+use super::super::barrier::Barrier;
 use super::super::decision::Decided;
-use super::super::members::{Class, Count, TrackedMember};
+use super::super::idle_time::IdleTime;
+use super::super::members::{Class, Count, Members, TrackedMember};
 use super::super::objects::{GangSite, Known};
 use super::super::slots::Slot;
-use super::super::types::{Member, Now, Settings, Stage};
+use super::super::types::{Member, Now, Placement, Settings, Stage};
 use super::super::{Env, after};
+use super::decided_groups::decided_groups;
+use super::succession::{End, Inheritance, Succession};
 use super::{Gang, State};
-use crate::quorum::Selection;
+use crate::terms::Repair;
 
 /// Where an incarnation ends and the next begins.
 impl Gang {
@@ -50,7 +53,7 @@ impl Gang {
 
     fn begin_incarnation_with_slots(&mut self, continues: bool) {
         if let Some(id) = self.decision_id().map(str::to_owned) {
-            self.remember_past(id);
+            self.past.add(id);
         }
         self.roster.begin_incarnation(continues);
         self.activation.clear();
@@ -101,7 +104,7 @@ impl Gang {
         let may = matches!(self.state, State::Open | State::Decided(_)) && self.key.incarnation.is_empty();
         may && idle
             && count.of(Class::Completed) > 0
-            && self.enough(|count: &Count| count.of(Class::Completed))
+            && self.minimum().is_met(|count: &Count| count.of(Class::Completed))
     }
 
     /// Whether members that wait are of another incarnation than those that have ended well: other controllers created them.
@@ -132,6 +135,286 @@ impl Gang {
         let terms = self.agreement.working_terms();
         let declared = terms.and_then(|terms| (terms.max < u32::MAX).then_some(terms.max).or(terms.total));
         self.count().of(Class::Completed) >= declared.unwrap_or(most)
+    }
+}
+
+/// Continuity where the owner creates the gang again as a whole: its slots are kept for the members of the next incarnation.
+impl Gang {
+    /// The incarnation that the slots are kept from, while they are and until the next one is decided.
+    pub(super) fn succession(&self) -> Option<&Succession> {
+        match &self.state {
+            State::Awaiting(succession) => Some(succession),
+            State::Reserved(_) => self.continues.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// Its slots are kept for the next incarnation.
+    pub(in super::super) fn is_awaiting(&self) -> bool {
+        matches!(self.state, State::Awaiting(_))
+    }
+
+    /// The priority that its reservations have.
+    pub(super) fn priority(&self) -> i32 {
+        let own = self.members().priority();
+        match &self.state {
+            State::Awaiting(succession) => own.max(succession.priority()),
+            _ => own,
+        }
+    }
+
+    /// Whether its owner creates members of it that are lost: it is not over, and there is to be such a gang.
+    pub(super) fn is_recreated(&self) -> bool {
+        let facts = self.agreement.creator_facts();
+        let there_are = facts.is_none_or(|facts| {
+            let group = facts.groups.zip(self.key.group_index());
+            group.is_none_or(|(groups, index)| index < groups) && facts.wanted != Some(0)
+        });
+        there_are && self.agreement.finished_owner().is_none() && self.agreement.suspended_owner().is_none()
+    }
+
+    /// Why its slots are kept now that no member is left, if they are.
+    pub(super) fn begin_succession(&self) -> Option<Box<Succession>> {
+        let State::Decided(_) = &self.state else {
+            return None;
+        };
+        let terms = self.agreement.working_terms()?;
+        let facts = self.agreement.creator_facts()?;
+        let owner = self.agreement.creator()?;
+        let kept = self.is_recreated() && self.repair() != Repair::Ignore && self.has_member_slots();
+        (kept && !terms.restart_hold.is_zero()).then(|| {
+            let (priority, hold) = (self.bound_priority, terms.restart_hold);
+            Box::new(Succession::new(self.decision(), owner, &facts.uid, priority, hold))
+        })
+    }
+
+    /// Keeps the slots for the next incarnation.
+    pub(super) fn keep_for_next(&mut self, env: &mut Env<'_>, succession: Box<Succession>) {
+        let kept = self.site.clone();
+        self.begin_incarnation_keeping_slots(false, env.now.at);
+        self.site = kept;
+        self.waiting_since = env.now.unix;
+        self.begin_awaiting(env, succession);
+    }
+
+    /// The slots are kept for the next incarnation from now on.
+    pub(super) fn begin_awaiting(&mut self, env: &mut Env<'_>, succession: Box<Succession>) {
+        self.state = State::Awaiting(succession);
+        env.continuations.kept += 1;
+    }
+
+    /// When kept slots are released; `None` while a pod of the incarnation before still has one.
+    pub(super) fn succession_ends(&self, settings: &Settings) -> Option<Instant> {
+        let State::Awaiting(succession) = &self.state else {
+            return None;
+        };
+        if self.slots().has_leaving() {
+            return None;
+        }
+        let since = self.slots().iter().map(|(_, slot)| slot.since()).max()?;
+        Some(self.idle.kept_until(succession.end(since), settings))
+    }
+
+    /// The same in seconds since 1970.
+    pub(super) fn succession_ends_at(&self, now: Now, settings: &Settings) -> Option<i64> {
+        let left = self.succession_ends(settings)?.saturating_duration_since(now.at);
+        // Rounded, so that it stays the same from one moment to the next.
+        let left = left.as_secs() + u64::from(left.subsec_millis() >= 500);
+        Some(now.unix.saturating_add(i64::try_from(left).unwrap_or(i64::MAX)))
+    }
+
+    /// Whether the owner does not create the members again.
+    fn is_succession_void(&self, succession: &Succession) -> bool {
+        let facts = self.agreement.creator_facts();
+        let replaced = facts.is_some_and(|facts| succession.is_replaced_by(&facts.uid));
+        replaced || !self.is_recreated()
+    }
+
+    /// Follows a gang that waits for its next incarnation. Whether it does not any more.
+    pub(super) fn step_awaiting(&mut self, env: &mut Env<'_>) -> bool {
+        let State::Awaiting(succession) = &self.state else {
+            return false;
+        };
+        let void = self.is_succession_void(succession);
+        self.release_unwanted();
+        let expired = self.succession_ends(env.settings).is_some_and(|end| env.now.at >= end);
+        let end = match self.slots().is_empty() {
+            _ if void => Some(End::Owner),
+            true => Some(End::Lost),
+            false => expired.then_some(End::Expired),
+        };
+        if let Some(end) = end {
+            self.end_succession(env, end);
+            return true;
+        }
+        if self.count().alive() == 0 {
+            return false;
+        }
+        self.ungate(env);
+        if !self.is_complete(env.now.at) || self.slots().has_leaving() {
+            return false;
+        }
+        self.take_over(env);
+        true
+    }
+
+    /// It has as many members as it needs, and none more is waited for.
+    fn is_complete(&self, now: Instant) -> bool {
+        let complete = self.agreement.terms().is_some() && self.minimum().is_met(Count::exist);
+        complete && !self.waits_for_rest(now) && !self.is_kept_gated()
+    }
+
+    /// Releases slots for which the owner creates no member any more, the last ranks first.
+    fn release_unwanted(&mut self) {
+        let Some(facts) = self.agreement.creator_facts().cloned() else {
+            return;
+        };
+        let failed = |slot: &Slot| slot.rank().is_some_and(|rank| facts.failed_ranks.contains(rank));
+        let mut kept: Vec<(Option<u32>, u32)> = Vec::new();
+        let mut gone: Vec<u32> = Vec::new();
+        for (id, slot) in self.slots().iter() {
+            if failed(slot) { gone.push(id) } else { kept.push((slot.rank(), id)) }
+        }
+        let wanted = facts.wanted.map_or(usize::MAX, |wanted| wanted as usize);
+        // A spare one has no rank.
+        kept.sort_unstable_by_key(|(rank, id)| (rank.is_none(), *rank, *id));
+        gone.extend(kept.into_iter().skip(wanted).map(|(_, id)| id));
+        for id in gone {
+            self.roster.release(id);
+        }
+    }
+
+    /// The members of the next incarnation take the slots that are kept for them.
+    fn take_over(&mut self, env: &mut Env<'_>) {
+        let mut filled: Vec<PodUid> = self.roster.fill(env.now.at);
+        if !self.minimum().is_met(Count::placed) {
+            // Their template has changed, and they ask for the same devices.
+            filled.extend(self.roster.fill_alike(env.now.at));
+        }
+        if !self.minimum().is_met(Count::placed) {
+            self.end_succession(env, End::Unsuitable);
+            return;
+        }
+        self.roster.release_kept();
+        let placement = Placement { domain: self.site.domain.clone(), ..Placement::default() };
+        let (ready, arrival) = (self.count().ready(), self.arrival(env.settings));
+        let barrier = Barrier::new(env.now.at, &placement, ready, arrival, env.settings);
+        let before = std::mem::replace(&mut self.state, State::Reserved(barrier));
+        if let State::Awaiting(succession) = before {
+            self.continues = Some(succession);
+        }
+        self.attempts.succeed(false);
+        env.continuations.continued += 1;
+        self.activate(env, filled);
+    }
+
+    /// Releases what is kept for the next incarnation; its members, if any exist, are planned like those of any other gang.
+    pub(in super::super) fn end_succession(&mut self, env: &mut Env<'_>, end: End) {
+        if !self.is_awaiting() {
+            return;
+        }
+        env.continuations.ended(end);
+        // A gang that kept devices idle is remembered for as long: that it did counts against the next incarnation.
+        let linger = match &self.state {
+            State::Awaiting(succession) if end == End::Expired => succession.hold().max(env.settings.linger),
+            _ => env.settings.linger,
+        };
+        self.release_all();
+        self.idle.follow_kept(env.now.at, false);
+        self.site = GangSite::default();
+        self.agreement.retain_owners(false, None);
+        self.state = match self.count().alive() {
+            0 => State::Over { until: after(env.now.at, linger) },
+            _ => State::Open,
+        };
+    }
+
+    /// Whether it is over, and kept devices idle lately.
+    pub(in super::super) fn was_idle(&self, now: Instant) -> bool {
+        matches!(self.state, State::Over { .. }) && self.idle.has_kept(now)
+    }
+
+    /// How long it kept devices idle, which counts against the gang that continues it.
+    pub(in super::super) fn take_idle_time(&mut self) -> IdleTime {
+        self.idle.take_kept()
+    }
+
+    /// An earlier incarnation kept devices idle.
+    pub(in super::super) fn set_idle_time(&mut self, held: IdleTime) {
+        self.idle.set_kept(held);
+    }
+
+    /// Whether it may take the slots that another incarnation keeps.
+    pub(in super::super) fn may_continue(&self, now: Instant) -> bool {
+        let open = matches!(self.state, State::Open) && self.slots().is_empty() && !self.are_independent();
+        open && self.is_complete(now)
+    }
+
+    /// Whether it may hand its slots to a gang that continues it.
+    pub(in super::super) fn may_hand_over(&self) -> bool {
+        self.is_awaiting() && self.count().alive() == 0 && !self.slots().has_leaving()
+    }
+
+    /// Hands its slots to a gang that continues it. It is over then.
+    pub(in super::super) fn hand_over(&mut self, env: &Env<'_>) -> Option<Inheritance> {
+        let over = State::Over { until: after(env.now.at, env.settings.linger) };
+        let succession = match std::mem::replace(&mut self.state, over) {
+            State::Awaiting(succession) => succession,
+            before => {
+                self.state = before;
+                return None;
+            }
+        };
+        self.idle.follow_kept(env.now.at, false);
+        let slots = self.slots().iter().map(|(_, slot)| slot.clone()).collect();
+        self.release_all();
+        self.agreement.retain_owners(false, None);
+        Some(Inheritance {
+            succession,
+            slots,
+            idle: std::mem::take(&mut self.idle),
+            site: std::mem::take(&mut self.site),
+        })
+    }
+
+    /// Takes the slots of the gang that it continues.
+    pub(in super::super) fn continue_from(&mut self, inheritance: Inheritance) {
+        self.past.add(inheritance.succession.decision_id().to_owned());
+        for slot in inheritance.slots {
+            self.roster.add_kept(slot);
+        }
+        self.idle = inheritance.idle;
+        self.site = inheritance.site;
+        self.agreement.retain_owners(true, None);
+        self.state = State::Awaiting(inheritance.succession);
+    }
+
+    /// Keeps the slots that an earlier process kept for the next incarnation. False if the object does not show that it did.
+    pub(super) fn resume_succession(
+        &mut self,
+        env: &Env<'_>,
+        known: &Known,
+        decision: &Arc<Decision>,
+        slots: Vec<Slot>,
+    ) -> bool {
+        let shown = known.continuation();
+        let succession =
+            shown.and_then(|shown| Succession::shown(&self.key, shown, decision, env.now, env.settings));
+        let Some(succession) = succession else {
+            return false;
+        };
+        self.release_all();
+        self.past.add(decision.id.clone());
+        for slot in slots {
+            let id = self.roster.add_kept(slot);
+            self.roster.slots_mut().doubt(id);
+        }
+        self.roster.slots_mut().keep_spares(env.now.at);
+        self.site = known.site();
+        self.waiting_since = known.waiting_since().unwrap_or(self.waiting_since);
+        self.agreement.retain_owners(true, Some(succession.owner().clone()));
+        self.state = State::Awaiting(Box::new(succession));
+        true
     }
 }
 
@@ -232,7 +515,7 @@ impl Gang {
         }
         if !stands {
             // None of the members that it was about is left: the present ones are of another incarnation.
-            self.remember_past(decision.id.clone());
+            self.past.add(decision.id.clone());
             self.reported.forget();
             return;
         }
@@ -243,7 +526,7 @@ impl Gang {
         let begun = self.members().iter().any(TrackedMember::is_pinned) || decision.pods().any(has_ended);
         if !begun && !decision.reservations.iter().all(is_free) {
             // The write came late, and its devices have gone to others meanwhile. No member is bound by it, so none is to be.
-            self.remember_past(decision.id.clone());
+            self.past.add(decision.id.clone());
             self.reported.forget();
             return;
         }
@@ -255,7 +538,11 @@ impl Gang {
         let most = u32::try_from(env.settings.max_members).unwrap_or(u32::MAX);
         let (before, since) = (known.completed_by_role(), decision.pods().collect());
         self.roster.members_mut().complete_before(known.completed(), before, &since, most);
-        self.choose_decided_groups(decision, known.completed_by_role());
+        if self.agreement.has_tree() {
+            let quorum = self.agreement.resolved().and_then(|terms| terms.quorum.clone());
+            let groups = decided_groups(quorum.as_deref(), decision, known.completed_by_role());
+            self.agreement.choose(Some(groups));
+        }
         let of_object = self.terms_of_object();
         let min = of_object.map_or(decision.min, |terms| terms.min.min(decision.min));
         self.roster.members_mut().raise_most(known.members().min(most));
@@ -283,60 +570,6 @@ impl Gang {
         let coming: Vec<PodUid> = self.members().on_the_way().iter().cloned().collect();
         self.activate(env, coming);
         self.begin_next_if_all_done(env, known);
-    }
-
-    /// The groups of a tree of groups that a decision was about: those with as many reservations, or members that have ended
-    /// well, as they need, or else those with the most.
-    fn choose_decided_groups(&mut self, decision: &Decision, completed: &BTreeMap<String, u32>) {
-        if !self.agreement.has_tree() {
-            return;
-        }
-        let mut reserved: BTreeMap<&str, u32> = BTreeMap::new();
-        for reservation in &decision.reservations {
-            *reserved.entry(reservation.role.as_str()).or_default() += 1;
-        }
-        for (role, completed) in completed {
-            let count = reserved.entry(role).or_default();
-            *count = count.saturating_add(*completed);
-        }
-        let quorum = self.agreement.resolved().and_then(|terms| terms.quorum.clone());
-        let min_of = |role: &str| quorum.as_ref().and_then(|quorum| quorum.min_of(role));
-        let is_whole = |role: &str| min_of(role) <= reserved.get(role).copied();
-        let is_of_decision = |selection: &Selection| {
-            selection.values().fold(0, |sum: u32, min| sum.saturating_add(*min)) == decision.min
-        };
-        let selections = |of: &dyn Fn(&str) -> bool| -> Vec<Selection> {
-            let all = quorum.as_ref().map(|quorum| quorum.selections(&of, &|role| role.to_owned()));
-            all.into_iter().flatten().filter(is_of_decision).collect()
-        };
-        let covered = |selection: &Selection| {
-            let counts =
-                selection.iter().map(|(role, min)| reserved.get(&**role).map_or(0, |count| *count.min(min)));
-            counts.fold(0, u32::saturating_add)
-        };
-        let placed = |selection: &Selection| {
-            decision
-                .reservations
-                .iter()
-                .filter(|reservation| selection.contains_key(&*reservation.role))
-                .count()
-        };
-        // A lost member may have no reservation. Where counts are equal, a group that is placed was decided later than one that has ended.
-        let with_most = || {
-            let all = selections(&|_| true).into_iter();
-            all.min_by_key(|selection| Reverse((covered(selection), placed(selection))))
-        };
-        let same = selections(&is_whole).into_iter().next().or_else(with_most);
-        // Too few groups have pods now, a minimum may have changed since, or pods of other groups are seen later. A member may have
-        // ended well and its reservation still be written.
-        let of_reserved = || {
-            let counts = reserved.iter().map(|(role, count)| {
-                let count = min_of(role).map_or(*count, |min| min.min(*count));
-                ((*role).into(), count)
-            });
-            counts.collect()
-        };
-        self.agreement.choose(Some(same.unwrap_or_else(of_reserved)));
     }
 
     fn adopt_reservation(&mut self, reservation: &DecidedReservation, is_free: bool, now: Instant) {
@@ -384,7 +617,7 @@ impl Gang {
         };
         let new = self.members().uids(is_new);
         self.begin_incarnation_with(&new, true, env.now.at);
-        self.remember_past(decision.id.clone());
+        self.past.add(decision.id.clone());
         self.state = State::Restarting {
             again: env.now.at,
             of: Some(Arc::new(decision.clone())),
@@ -407,38 +640,10 @@ impl Gang {
         }
         let mut named: BTreeSet<&PodUid> = decision.into_iter().flat_map(Decision::pods).collect();
         named.extend(known.unreserved());
-        let incarnation = self.members().incarnation();
-        let continues =
-            |member: &&TrackedMember| member.is_alive(incarnation) || named.contains(&member.pod().uid);
-        let controllers: BTreeSet<&Arc<str>> = self
-            .members()
-            .iter()
-            .filter(continues)
-            .filter_map(|member| member.pod().membership.made_by.as_ref())
-            .collect();
-        let (mut counted, mut others, mut light) = (0_u32, Vec::new(), Vec::new());
-        for member in self.members().iter() {
-            let pod = member.pod();
-            if member.class(incarnation) != Class::Completed || named.contains(&pod.uid) {
-                continue;
-            }
-            let at = (pod.created, pod.uid.clone());
-            let controller = pod.membership.made_by.as_ref();
-            let of_this = controller.is_some_and(|controller| controllers.contains(controller));
-            match pod.shape {
-                None if of_this => {}
-                None => light.push(at),
-                Some(_) => {
-                    counted = counted.saturating_add(1);
-                    others.extend((!of_this).then_some(at));
-                }
-            }
+        let before = ended_before(self.members(), &named, known.completed());
+        if before.is_empty() {
+            return;
         }
-        others.sort_unstable();
-        others.truncate(counted.saturating_sub(known.completed()) as usize);
-        let Some((newest, _)) = others.last() else { return };
-        light.retain(|(created, _)| created <= newest);
-        let before: BTreeSet<PodUid> = others.into_iter().chain(light).map(|(_, uid)| uid).collect();
         let with = self.members().uids(|member| !before.contains(&member.pod().uid));
         self.begin_incarnation_with(&with, false, env.now.at);
     }
@@ -450,4 +655,42 @@ impl Gang {
             self.begin_next_with_living(env);
         }
     }
+}
+
+/// Members that had ended well before an incarnation: all but the `completed` first ones of those that are not `named` by its decision.
+/// Members without devices are among them if they are older than the last of those.
+fn ended_before(members: &Members, named: &BTreeSet<&PodUid>, completed: u32) -> BTreeSet<PodUid> {
+    let incarnation = members.incarnation();
+    let continues =
+        |member: &&TrackedMember| member.is_alive(incarnation) || named.contains(&member.pod().uid);
+    let controllers: BTreeSet<&Arc<str>> = members
+        .iter()
+        .filter(continues)
+        .filter_map(|member| member.pod().membership.made_by.as_ref())
+        .collect();
+    let (mut counted, mut others, mut light) = (0_u32, Vec::new(), Vec::new());
+    for member in members.iter() {
+        let pod = member.pod();
+        if member.class(incarnation) != Class::Completed || named.contains(&pod.uid) {
+            continue;
+        }
+        let at = (pod.created, pod.uid.clone());
+        let controller = pod.membership.made_by.as_ref();
+        let of_this = controller.is_some_and(|controller| controllers.contains(controller));
+        match pod.shape {
+            None if of_this => {}
+            None => light.push(at),
+            Some(_) => {
+                counted = counted.saturating_add(1);
+                others.extend((!of_this).then_some(at));
+            }
+        }
+    }
+    others.sort_unstable();
+    others.truncate(counted.saturating_sub(completed) as usize);
+    let Some((newest, _)) = others.last() else {
+        return BTreeSet::new();
+    };
+    light.retain(|(created, _)| created <= newest);
+    others.into_iter().chain(light).map(|(_, uid)| uid).collect()
 }

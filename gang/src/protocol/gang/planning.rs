@@ -26,7 +26,7 @@ pub(super) fn plan_request(gang: &Gang) -> Option<PlanRequest> {
         State::Decided(_) if request.completes => return Some(request),
         State::Decided(_) => further_groups(gang, &quorum, &request),
         _ if !request.terms.by_role.is_empty() => return Some(request),
-        _ if gang.missing(Count::settled) == 0 => groups_beside_ended(gang, &quorum, &request),
+        _ if gang.minimum().missing(Count::settled) == 0 => groups_beside_ended(gang, &quorum, &request),
         _ => first_groups(gang, &quorum, &request),
     };
     let mut choices = choices.into_iter();
@@ -131,7 +131,7 @@ fn request_of_all(gang: &Gang) -> Option<PlanRequest> {
     let revision = next_revision(gang);
     let mut must = match &gang.state {
         State::Decided(_) => 0,
-        _ => gang.missing(Count::settled),
+        _ => gang.minimum().missing(Count::settled),
     };
     if gang.urgency() == Urgency::Surplus && !revision.is_empty() {
         // Other members go first. Those of the next revision go together, or half of it would keep devices for ever.
@@ -215,7 +215,7 @@ fn spare_requests(gang: &Gang, members: &[MemberRequest]) -> Vec<MemberRequest> 
 
 /// The same so that the gang is whole then: no fewer than are missing of its minimum.
 pub(super) fn to_be_whole(gang: &Gang, request: PlanRequest) -> PlanRequest {
-    PlanRequest { must: gang.missing(Count::placed), ..request }
+    PlanRequest { must: gang.minimum().missing(Count::placed), ..request }
 }
 
 /// What would make a gang whole that is in a deadlock: it has been short of its minimum for long, has the members for it and was refused.
@@ -284,7 +284,8 @@ fn truncate_to_max(gang: &Gang, members: &mut Vec<MemberRequest>) {
     }
     let mut missing: BTreeMap<Arc<str>, u32> = BTreeMap::new();
     for member in members.iter() {
-        missing.entry(member.role.clone()).or_insert_with(|| gang.missing_of(&member.role, Count::placed));
+        let missing_of = || gang.minimum().missing_of(&member.role, Count::placed);
+        missing.entry(member.role.clone()).or_insert_with(missing_of);
     }
     let needed: usize = missing.values().map(|count| *count as usize).sum();
     let mut surplus = most.saturating_sub(needed);
@@ -305,14 +306,14 @@ fn truncate_to_max(gang: &Gang, members: &mut Vec<MemberRequest>) {
 /// Leaves out of each kind more members than are missing of its role, or of any: what is missing goes before others that wait, and the rest
 /// after them. Members that a role misses come first.
 fn truncate_to_missing(gang: &Gang, members: &mut Vec<MemberRequest>) {
-    let of_roles = gang.missing_of_roles(Count::placed);
-    let of_any = gang.missing(Count::placed).saturating_sub(of_roles);
+    let of_roles = gang.minimum().missing_of_roles(Count::placed);
+    let of_any = gang.minimum().missing(Count::placed).saturating_sub(of_roles);
     let mut kinds: BTreeMap<(Arc<str>, ShapeId), u32> = BTreeMap::new();
     let mut others = Vec::new();
     for member in std::mem::take(members) {
         let count = kinds.entry((member.role.clone(), member.shape)).or_default();
         *count += 1;
-        let of_role = gang.missing_of(&member.role, Count::placed);
+        let of_role = gang.minimum().missing_of(&member.role, Count::placed);
         if *count <= of_role {
             members.push(member);
         } else if *count - of_role <= of_any {
@@ -330,15 +331,14 @@ fn rank_order(rank: Option<u32>) -> u64 {
 /// Whether the gang may have [`surplus`] slots; cheap.
 pub(super) fn may_have_surplus(gang: &Gang) -> bool {
     let begun = matches!(gang.state, State::Reserved(_) | State::Decided(_));
-    let surplus = gang.count().placed() > gang.min() && gang.min() > 0;
-    begun && surplus && !gang.preempts() && !gang.members().on_the_way().is_empty()
+    begun && gang.minimum().is_exceeded() && !gang.preempts() && !gang.members().on_the_way().is_empty()
 }
 
 /// Slots of members beyond the minimum that are not at the barrier nor being bound, in the order in which they are given back: members that
 /// have not arrived first, then the last rank. None while the gang waits for victims: their devices are of no use to others. None that is
 /// in the decision: the next process would keep it, and another gang has it by then. A slice is given back as a whole or not at all.
 pub(super) fn surplus(gang: &Gang) -> Vec<u32> {
-    if !may_have_surplus(gang) || !gang.knows_roles() {
+    if !may_have_surplus(gang) || !gang.minimum().knows_roles() {
         return Vec::new();
     }
     let is_decided = |member: &TrackedMember| {
@@ -359,14 +359,14 @@ pub(super) fn surplus(gang: &Gang) -> Vec<u32> {
         let order = last(a).cmp(&last(b));
         order.then_with(|| b.pod().uid.cmp(&a.pod().uid))
     });
-    let mut surplus = gang.count().placed().saturating_sub(gang.min());
+    let mut surplus = gang.count().placed().saturating_sub(gang.minimum().total);
     let mut of_role: BTreeMap<&str, u32> = BTreeMap::new();
     let mut slots = Vec::new();
     for member in idle {
         let role = &*member.pod().membership.role;
         let of_role = of_role.entry(role).or_insert_with(|| {
             let placed = gang.members().count_of(role).placed();
-            placed.saturating_sub(gang.role_min(role))
+            placed.saturating_sub(gang.minimum().of_role(role))
         });
         if surplus > 0
             && *of_role > 0

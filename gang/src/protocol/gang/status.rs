@@ -1,6 +1,5 @@
 //! The phase of a gang, the cause of it, and the status of its object: computed from its state and members. Changes nothing.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use gantry_api::{ConditionType, GangPhase, GangStatus, ObjectMessage, PodUid, Reason};
@@ -43,7 +42,7 @@ pub(super) fn phase(gang: &Gang, now: Instant) -> GangPhase {
         State::Reserved(_) => GangPhase::Reserved,
         State::Committing(_) => GangPhase::Committing,
         State::Decided(decided) => {
-            let satisfied = gang.enough(Count::settled);
+            let satisfied = gang.minimum().is_met(Count::settled);
             let lost = gang.slots().lost().next().is_some();
             if count.alive() == 0 && !lost {
                 GangPhase::Finished
@@ -57,16 +56,16 @@ pub(super) fn phase(gang: &Gang, now: Instant) -> GangPhase {
         }
         State::Open if gang.agreement.is_invalid() => GangPhase::Invalid,
         State::Open if count.alive() == 0 && count.of(Class::Completed) > 0 => GangPhase::Finished,
-        State::Open if gang.are_independent() => match gang.enough(Count::settled) {
+        State::Open if gang.are_independent() => match gang.minimum().is_met(Count::settled) {
             true => GangPhase::Bound,
             false => GangPhase::Pending,
         },
         State::Open if gang.is_bound_without_slots() => GangPhase::Bound,
         // It needs no reservation: its members ask for no devices, and are scheduled by themselves.
-        State::Open if gang.enough(Count::settled) && gang.members().unplaced().is_empty() => {
+        State::Open if gang.minimum().is_met(Count::settled) && gang.members().unplaced().is_empty() => {
             GangPhase::Binding
         }
-        State::Open if !gang.enough(Count::exist) || gang.waits_for_rest(now) => GangPhase::Pending,
+        State::Open if !gang.minimum().is_met(Count::exist) || gang.waits_for_rest(now) => GangPhase::Pending,
         State::Open if gang.attempts.is_paused(now) => GangPhase::Backoff,
         State::Open => GangPhase::Queued,
     }
@@ -101,15 +100,9 @@ pub(super) fn too_large(min: u32, placed: usize, bytes: usize) -> Refusal {
     Refusal::DecisionTooLarge { members: min.max(1), each, most: MAX_DECISION_BYTES / each }
 }
 
-/// What keeps pods from being removed that have to go.
-pub(super) fn removal_blockers(gang: &Gang) -> Vec<Arc<str>> {
-    let blockers = [Blocker::Removal, Blocker::Budget];
-    blockers.iter().filter_map(|blocker| gang.blockers.get(blocker).cloned()).collect()
-}
-
 pub(super) fn cause(gang: &Gang, now: Instant) -> Cause {
     let count = gang.count();
-    let min = gang.min();
+    let min = gang.minimum().total;
     let terms = gang.agreement.working_terms();
     if let Some(terms) = terms.filter(|_| gang.are_independent()) {
         return Cause::NotAGang { source: terms.decided_by.clone() };
@@ -119,7 +112,7 @@ pub(super) fn cause(gang: &Gang, now: Instant) -> Cause {
         GangPhase::Pending => pending(gang, now),
         GangPhase::Invalid => Cause::Invalid(faults(gang)),
         GangPhase::Queued if gang.is_kept_gated() => {
-            Cause::GatesStay(gang.blockers.get(&Blocker::Gates).cloned().unwrap_or_else(|| "".into()))
+            Cause::GatesStay(gang.blockers.why(Blocker::Gates).cloned().unwrap_or_else(|| "".into()))
         }
         GangPhase::Queued => match gang.attempts.refusal() {
             None => Cause::WaitingForTurn,
@@ -130,7 +123,7 @@ pub(super) fn cause(gang: &Gang, now: Instant) -> Cause {
         }
         GangPhase::Preempting => match gang.barrier() {
             Some(barrier) if barrier.are_victims_terminating() => Cause::VictimsTerminating,
-            _ => Cause::WaitingForVictims { blocked: removal_blockers(gang) },
+            _ => Cause::WaitingForVictims { blocked: gang.blockers.of_removal() },
         },
         GangPhase::Reserved => Cause::WaitingForArrival {
             arrived: count.ready().min(min),
@@ -170,12 +163,12 @@ fn pending(gang: &Gang, now: Instant) -> Cause {
         Resolution::Invalid(_) => return Cause::Invalid(faults(gang)),
     };
     let min = terms.min;
-    if gang.enough(Count::exist) && gang.waits_for_rest(now) {
+    if gang.minimum().is_met(Count::exist) && gang.waits_for_rest(now) {
         return Cause::WaitingForMoreMembers { exist, total: terms.total, min, uncounted };
     }
     let source = terms.decided_by.clone();
     if exist >= min {
-        let groups = gang.open_quorum().map(|quorum| quorum.leaves().into_iter().collect());
+        let groups = gang.minimum().open_groups().map(|quorum| quorum.leaves().into_iter().collect());
         let mut roles = groups.as_ref().unwrap_or(&terms.by_role).iter();
         let short = roles.find_map(|(role, min)| {
             let count = gang.members().count_of(role);
@@ -198,7 +191,7 @@ fn faults(gang: &Gang) -> Vec<Fault> {
 
 fn bound(gang: &Gang) -> Cause {
     let count = gang.count();
-    let (min, settled, bound) = (gang.min(), count.settled(), count.bound());
+    let (min, settled, bound) = (gang.minimum().total, count.settled(), count.bound());
     if settled < min {
         let why = match (gang.agreement.finished_owner(), gang.agreement.suspended_owner()) {
             (Some(owner), _) => NoRepair::OwnerFinished(owner.clone()),
@@ -237,12 +230,12 @@ fn degraded(gang: &Gang, now: Instant) -> Cause {
     }
     if let State::Restarting { to, .. } = &gang.state {
         let old = gang.members().old_present();
-        return Cause::Restarting { old, to: to.clone(), blocked: removal_blockers(gang) };
+        return Cause::Restarting { old, to: to.clone(), blocked: gang.blockers.of_removal() };
     }
     let count = gang.count();
     Cause::MembersLost {
-        missing: gang.missing(Count::settled),
-        min: gang.min(),
+        missing: gang.minimum().missing(Count::settled),
+        min: gang.minimum().total,
         bound: count.bound(),
         completed: count.of(Class::Completed),
         kept: gang.slots().lost().count(),
@@ -278,7 +271,7 @@ pub(super) fn status(gang: &mut Gang, now: Now, settings: &Settings) -> GangStat
         incarnation: gang.key.incarnation.to_string(),
         name: gang.key.name.to_string(),
         decided_by: terms.map(|terms| terms.decided_by.to_string()).unwrap_or_default(),
-        min: gang.min(),
+        min: gang.minimum().total,
         members: count.alive() + count.of(Class::Completed),
         bound: count.bound(),
         completed: count.of(Class::Completed),
@@ -289,7 +282,7 @@ pub(super) fn status(gang: &mut Gang, now: Now, settings: &Settings) -> GangStat
         waiting_since: waits.then(|| time(gang.waiting_since)),
         bound_at: gang.bound_at.map(time),
         restarting: matches!(gang.state, State::Restarting { .. }),
-        continuation: gang.continuation(kept_until),
+        continuation: gang.succession().map(|succession| succession.continuation(kept_until)),
         failed_attempts: gang.attempts.failed(),
         unreserved: unreserved(gang),
         decision: None,
@@ -315,17 +308,17 @@ fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition>
     let validity = validity(gang);
     let valid = validity.holds();
     let (valid_reason, valid_message) = validity.state();
-    let reserved = gang.has_slots() || gang.enough(Count::settled);
+    let reserved = gang.has_slots() || gang.minimum().is_met(Count::settled);
     let bound = match gang.state {
-        State::Open => gang.enough(Count::began),
-        _ => gang.enough(Count::settled),
+        State::Open => gang.minimum().is_met(Count::began),
+        _ => gang.minimum().is_met(Count::settled),
     };
     let (reason, message) = (now.0, || now.1.to_owned());
     let ambiguous = other_integrations(gang).map(|others| {
         let message = format!("integration {}; {others}", gang.key.integration);
         (ConditionType::AmbiguousMembership, true, Reason::SeveralIntegrations, message)
     });
-    let blocked = gang.blockers.iter().next().map(|(blocker, why)| {
+    let blocked = gang.blockers.first().map(|(blocker, why)| {
         let reason = match blocker {
             Blocker::Gates | Blocker::Removal => Reason::MissingPermission,
             Blocker::Budget => Reason::DisruptionBudget,
@@ -389,7 +382,7 @@ fn spares(gang: &Gang) -> Option<(bool, Reason, String)> {
 
 /// Why kube-scheduler does not schedule the group, or one of its tree, as the condition of that states, while it is not bound.
 fn unscheduled(gang: &Gang) -> Option<String> {
-    let (owner, why) = gang.agreement.unscheduled().filter(|_| !gang.enough(Count::settled))?;
+    let (owner, why) = gang.agreement.unscheduled().filter(|_| !gang.minimum().is_met(Count::settled))?;
     Some(format!("kube-scheduler reports of {owner}: {why}"))
 }
 
@@ -447,7 +440,7 @@ fn validity(gang: &Gang) -> Validity {
         // Nothing states its size any more, and nothing has to.
         return Validity::Ended;
     }
-    let (min, repair) = (gang.min(), gang.repair());
+    let (min, repair) = (gang.minimum().total, gang.repair());
     match gang.agreement.resolution() {
         Resolution::Unknown(why) => Validity::Unknown(why.clone()),
         Resolution::Terms(terms) if terms.min != min => {

@@ -108,7 +108,7 @@ impl<'a> View<'a> {
 
     /// Members that are useful only together; 0 while that is not known.
     pub fn min(&self) -> u32 {
-        self.gang.min()
+        self.gang.minimum().total
     }
 
     /// The highest priority of its members that take devices.
@@ -168,7 +168,7 @@ impl<'a> View<'a> {
 
     /// Whether something keeps an action from its pods.
     pub fn is_blocked(&self, what: Blocker) -> bool {
-        self.gang.blockers.contains_key(&what)
+        self.gang.blockers.why(what).is_some()
     }
 
     /// The part of the fabric where its slots are; empty if it has none.
@@ -257,7 +257,8 @@ impl<'a> View<'a> {
             Some(Disruption::All) => return 0,
             None => {}
         }
-        if self.gang.enough(Count::settled) { count.settled().saturating_sub(self.gang.min()) } else { 0 }
+        let minimum = self.gang.minimum();
+        if minimum.is_met(Count::settled) { count.settled().saturating_sub(minimum.total) } else { 0 }
     }
 
     /// The same of a role: members beyond its minimum, and beyond none if it has no minimum.
@@ -267,7 +268,7 @@ impl<'a> View<'a> {
             return count.bound();
         }
         let settled = count.settled();
-        settled.saturating_sub(self.gang.role_min(role))
+        settled.saturating_sub(self.gang.minimum().of_role(role))
     }
 
     /// Members that have ended well.
@@ -343,7 +344,7 @@ impl<'a> View<'a> {
 
     /// Members of its minimum that have no slot.
     pub fn missing(&self) -> u32 {
-        self.gang.missing(Count::placed)
+        self.gang.minimum().missing(Count::placed)
     }
 
     /// The same request so that the gang is whole then: no fewer members than are missing of its minimum.

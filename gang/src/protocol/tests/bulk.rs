@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::world::{World, member, membership, place};
 use crate::protocol::GangEvent;
-use crate::protocol::gang::MAX_DECISION_BYTES as MOST;
+use crate::protocol::slot_list::MAX_DECISION_BYTES as MOST;
 use crate::protocol::{Placement, PlanRequest, Reservation, ShapeId, Work};
 
 /// A place of so many GPUs, by what NVIDIA's driver calls them.
