@@ -32,6 +32,8 @@ pub enum Feature {
     BetaPodGroups,
     /// CompositePodGroups of `scheduling.k8s.io/v1alpha3`, by the feature gate `CompositePodGroup`.
     CompositePodGroups,
+    /// `spec.scheduling` of Jobs, by the feature gate `WorkloadWithJob`.
+    JobScheduling,
     /// `status.features` of Nodes.
     NodeFeatures,
     /// `status.declaredFeatures` of Nodes.
@@ -55,7 +57,7 @@ impl Feature {
     /// The first minor version that has it.
     fn since(self) -> u32 {
         match self {
-            Self::BetaPodGroups | Self::CompositePodGroups => 37,
+            Self::BetaPodGroups | Self::CompositePodGroups | Self::JobScheduling => 37,
             Self::PodGroups | Self::StableMutatingAdmissionPolicies | Self::DeclaredFeatures => 36,
             Self::NativeGroups => 35,
             Self::MutatingAdmissionPolicies => 34,
@@ -162,6 +164,9 @@ impl Kubernetes {
             gates.extend(COMPOSITE_GATES);
             apis.push("scheduling.k8s.io/v1alpha3");
         }
+        if self.has(Feature::JobScheduling) {
+            gates.push("WorkloadWithJob=true");
+        }
         if let Some(version) = self.mutating_policies()
             && !self.has(Feature::StableMutatingAdmissionPolicies)
         {
@@ -224,7 +229,7 @@ mod tests {
         assert_eq!(
             args("v1.37.1"),
             [
-                "--feature-gates=GenericWorkload=true,TopologyAwareWorkloadScheduling=true,CompositePodGroup=true",
+                "--feature-gates=GenericWorkload=true,TopologyAwareWorkloadScheduling=true,CompositePodGroup=true,WorkloadWithJob=true",
                 "--runtime-config=scheduling.k8s.io/v1beta1=true,scheduling.k8s.io/v1alpha3=true",
             ]
         );

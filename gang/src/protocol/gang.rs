@@ -335,10 +335,7 @@ impl Gang {
         }
         match &self.state {
             State::Open if self.are_independent() => false,
-            State::Open => {
-                let complete = self.agreement.terms().is_some() && self.minimum().is_met(Count::exist);
-                complete && !self.waits_for_rest(now) && !self.is_kept_gated()
-            }
+            State::Open => self.is_complete(now),
             State::Decided(_) => {
                 self.agreement.working_terms().is_some() && self.may_grow() > 0 && !self.awaits_rollout(now)
             }

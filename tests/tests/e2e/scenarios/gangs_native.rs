@@ -4,17 +4,21 @@
 //! `spec.workloadRef`.
 
 use anyhow::{Context, Result, ensure};
+use gantry_api::names::GANG_MIN_ANNOTATION;
 use gantry_api::{Gang, GangPhase, Reason};
 use gantry_e2e::{COMPOSITE_GATES, Feature, Kubernetes, Program};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use super::gangs_integrations::{Expected, apply, phase, stand};
 use super::gangs_preempt::{IMPORTANT, make_class};
 use crate::bed::Bed;
-use crate::gangs::Scene;
+use crate::gangs::{self, Scene};
 use crate::{pods, records};
 
 const SCHEDULER: &str = "kube-scheduler";
+const CONTROLLERS: &str = "kube-controller-manager";
 
 pub(super) async fn kubernetes_groups_are_gangs(bed: &Bed) -> Result<()> {
     let condition = two_groups(bed, "e2e-gangs-native").await?;
@@ -24,7 +28,8 @@ pub(super) async fn kubernetes_groups_are_gangs(bed: &Bed) -> Result<()> {
 
 pub(super) async fn pod_groups_are_gangs_with_feature_gate(bed: &Bed) -> Result<()> {
     let groups = ["GenericWorkload=true"];
-    let condition = with_feature_gates(bed, &groups, two_groups(bed, "e2e-gangs-cycle")).await?;
+    let condition =
+        with_feature_gates(bed, &[SCHEDULER], &groups, two_groups(bed, "e2e-gangs-cycle")).await?;
     ensure!(condition == "True", "kube-scheduler did not try the group as a whole: {condition}");
     Ok(())
 }
@@ -33,14 +38,14 @@ pub(super) async fn pod_groups_are_gangs_with_feature_gate(bed: &Bed) -> Result<
 /// extender. What makes room is Gantry's preemption.
 pub(super) async fn only_gantry_preempts_for_a_pod_group(bed: &Bed) -> Result<()> {
     let groups = ["GenericWorkload=true"];
-    with_feature_gates(bed, &groups, preempting_group(bed, "e2e-gangs-native-preempt")).await
+    with_feature_gates(bed, &[SCHEDULER], &groups, preempting_group(bed, "e2e-gangs-native-preempt")).await
 }
 
 /// A group that has to be on one node: kube-scheduler tries each node as a placement, in any order, and calls the
 /// extender with that node alone. Two of four members are needed, so that it calls for several in each placement.
 pub(super) async fn pod_group_with_many_placements_is_bound(bed: &Bed) -> Result<()> {
     let gates = ["GenericWorkload=true", "TopologyAwareWorkloadScheduling=true"];
-    with_feature_gates(bed, &gates, group_on_one_node(bed, "e2e-gangs-placements")).await
+    with_feature_gates(bed, &[SCHEDULER], &gates, group_on_one_node(bed, "e2e-gangs-placements")).await
 }
 
 async fn group_on_one_node(bed: &Bed, namespace: &str) -> Result<()> {
@@ -79,7 +84,7 @@ pub(super) async fn composite_pod_group_is_one_gang(bed: &Bed) -> Result<()> {
 /// kube-scheduler tries all pods of the tree in one go.
 pub(super) async fn composite_pod_group_is_one_gang_with_gates(bed: &Bed) -> Result<()> {
     let gates = [["GenericWorkload=true"].as_slice(), &COMPOSITE_GATES].concat();
-    with_feature_gates(bed, &gates, tree_of_groups(bed, "e2e-gangs-tree-cycle")).await
+    with_feature_gates(bed, &[SCHEDULER], &gates, tree_of_groups(bed, "e2e-gangs-tree-cycle")).await
 }
 
 /// Nodes of eight, eight and four GPUs, of which a pod has eight. A CompositePodGroup needs both of its PodGroups: two
@@ -191,21 +196,91 @@ async fn evict_from(bed: &Bed, scene: &Scene<'_>, low: &Value, left: usize) -> R
     records::ensure_no_device_twice(&records::read(bed.cluster())?)
 }
 
-/// Runs a scenario with a kube-scheduler with these feature gates.
+/// kube-controller-manager makes a PodGroup for every Job. One of `spec.scheduling` is a gang; that of any other Job is
+/// basic: its pods are single, or a gang by the Job's own annotations.
+pub(super) async fn job_with_spec_scheduling_is_a_gang(bed: &Bed) -> Result<()> {
+    let gates = ["GenericWorkload=true", "WorkloadWithJob=true"];
+    let scenario = jobs_with_pod_groups(bed, "e2e-gangs-native-jobs");
+    with_feature_gates(bed, &[SCHEDULER, CONTROLLERS], &gates, scenario).await
+}
+
+/// Nodes of eight, eight and four GPUs, of which a pod has eight: three of four pods of four GPUs fit.
+async fn jobs_with_pod_groups(bed: &Bed, namespace: &str) -> Result<()> {
+    let scene = Scene::set(bed, namespace).await?;
+    pods::run(&scene.pods, &pods::sleeper("holder", 8)?).await?;
+    let job = |name: &str, pods: u32, template: Value| {
+        json!({
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": { "name": name },
+            "spec": {
+                "completionMode": "Indexed", "completions": pods, "parallelism": pods,
+                "template": template,
+            },
+        })
+    };
+    let mut scheduled = job("train", 4, gangs::template(4, &json!({}))?);
+    scheduled["spec"]["scheduling"] = json!({ "schedulingPolicy": { "gang": { "minCount": 4 } } });
+    apply(bed, &scene, &scheduled).await?;
+    let train: Expected = ("PodGroup", "train-", 4, "PodGroup");
+    stand(&scene, &[train], |gang| phase(gang) == GangPhase::Queued).await?;
+    let of_job = async |name: &str| -> Result<Vec<Pod>> {
+        let of = ListParams::default().labels(&format!("batch.kubernetes.io/job-name={name}"));
+        Ok(scene.pods.list(&of).await?.items)
+    };
+    ensure!(
+        of_job("train").await?.iter().all(|pod| pods::node(pod).is_empty()),
+        "a pod of train runs without the rest"
+    );
+    scene.delete("holder").await?;
+    stand(&scene, &[train], |gang| phase(gang) == GangPhase::Bound).await?;
+    apply(bed, &scene, &job("single", 2, gangs::template(1, &json!({}))?)).await?;
+    let annotated = gangs::template(1, &json!({ (GANG_MIN_ANNOTATION): "2" }))?;
+    apply(bed, &scene, &job("annotated", 2, annotated)).await?;
+    let annotated: Expected = ("PodGroup", "annotated-", 2, GANG_MIN_ANNOTATION);
+    let single: Expected = ("PodGroup", "single-", 1, "basic");
+    stand(&scene, &[train, annotated, single], |gang| {
+        let status = gang.status.clone().unwrap_or_default();
+        let is_single = status.name.starts_with("single-");
+        status.phase == GangPhase::Bound && (status.reason == Some(Reason::NotAGang)) == is_single
+    })
+    .await?;
+    let mut names = Vec::new();
+    for (job, expected) in [("train", 4), ("single", 2), ("annotated", 2)] {
+        let pods = of_job(job).await?;
+        ensure!(pods.len() == expected, "{job} has {} pods", pods.len());
+        names.extend(pods.iter().map(|pod| gangs::name_of(pod).to_owned()));
+    }
+    let path = "jsonpath={.items[*].spec.schedulingGroup.podGroupName}";
+    let of_single = ["-n", namespace, "get", "pods", "-l", "batch.kubernetes.io/job-name=single", "-o", path];
+    let groups = bed.cluster().kubectl(&of_single).await?;
+    ensure!(groups.split_whitespace().count() == 2, "pods of single are in no PodGroup: {groups}");
+    scene.run_on_grants(&names).await?;
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)
+}
+
+/// Runs a scenario with these feature gates of programs of the control plane.
 async fn with_feature_gates<T>(
     bed: &Bed,
+    programs: &[&str],
     gates: &[&str],
     scenario: impl Future<Output = Result<T>>,
 ) -> Result<T> {
     let control = bed.cluster().control();
-    let as_it_comes = control.program(SCHEDULER)?;
-    let mut with_groups: Program = as_it_comes.clone();
-    with_groups.args.push(format!("--feature-gates={}", gates.join(",")));
-    control.daemon(SCHEDULER)?.kill().await?;
-    control.run(with_groups).await?;
+    let mut as_they_come = Vec::new();
+    for name in programs {
+        let as_it_comes = control.program(name)?;
+        let mut with_gates: Program = as_it_comes.clone();
+        with_gates.args.push(format!("--feature-gates={}", gates.join(",")));
+        control.daemon(name)?.kill().await?;
+        control.run(with_gates).await?;
+        as_they_come.push((name, as_it_comes));
+    }
     let outcome = scenario.await;
-    control.daemon(SCHEDULER)?.kill().await?;
-    control.run(as_it_comes).await?;
+    for (name, as_it_comes) in as_they_come {
+        control.daemon(name)?.kill().await?;
+        control.run(as_it_comes).await?;
+    }
     outcome
 }
 

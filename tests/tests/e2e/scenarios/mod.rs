@@ -243,6 +243,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_affinity::members_with_affinity_follow_siblings,
         gangs_native::kubernetes_groups_are_gangs.core().needs(Feature::NativeGroups),
         gangs_native::pod_groups_are_gangs_with_feature_gate.core().needs(Feature::PodGroups),
+        gangs_native::job_with_spec_scheduling_is_a_gang.needs(Feature::JobScheduling),
         gangs_native::only_gantry_preempts_for_a_pod_group.needs(Feature::BetaPodGroups),
         gangs_native::pod_group_members_are_evicted_singly.needs(Feature::BetaPodGroups),
         gangs_native::pod_group_is_evicted_whole_on_request.needs(Feature::BetaPodGroups),
