@@ -1,4 +1,4 @@
-//! What a gang is called, and by which convention its pods say that they belong together. Only names; what they mean stands in
+//! The name of a gang, and the convention by which its pods declare that they belong together. Only names; what they mean stands in
 //! `integration`.
 
 use std::fmt;
@@ -9,7 +9,7 @@ use gantry_api::GangStatus;
 
 use crate::integrations::value;
 
-/// The conventions by which pods say that they are a gang, in the order in which they are asked: the first that says something wins.
+/// The conventions by which pods declare that they are a gang, in the order in which they are tried: the first that finds one wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Integration {
     /// `spec.schedulingGroup` with a PodGroup of scheduling.k8s.io (Kubernetes 1.36 and later).
@@ -93,7 +93,7 @@ impl fmt::Display for Integration {
     }
 }
 
-/// What tells one gang from every other, of now and of before.
+/// What distinguishes one gang from every other, of now and of before.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GangKey {
     /// Namespace of its pods.
@@ -102,13 +102,13 @@ pub struct GangKey {
     pub name: Arc<str>,
     /// By which convention.
     pub integration: Integration,
-    /// What tells it from one of the same name before it: the UID of the owner, the attempt of a restart. Empty where the convention has
+    /// Distinguishes it from one of the same name before it: the UID of the owner, the attempt of a restart. Empty where the convention has
     /// nothing of the kind.
     pub incarnation: Arc<str>,
 }
 
 impl GangKey {
-    /// The gang that the status of a `Gang` object in a namespace is about; `None` where it says nothing yet, or an unknown convention.
+    /// The gang that the status of a `Gang` object in a namespace is about; `None` where it states nothing yet, or an unknown convention.
     pub fn of_status(namespace: &Arc<str>, status: &GangStatus) -> Option<Self> {
         let named = Some(status).filter(|status| !status.name.is_empty())?;
         Some(Self {
@@ -154,8 +154,8 @@ impl GangKey {
         group.rsplit_once('-')?.1.parse().ok()
     }
 
-    /// The name of its `Gang` object. A gang by our own annotation goes by its own name, so that a person can write the object first; any
-    /// other by its name and five letters that tell conventions and incarnations apart. Always a legal name.
+    /// The name of its `Gang` object. A gang by our own annotation goes by its own name, so that the user can write the object first; any
+    /// other by its name and five letters that distinguish conventions and incarnations. Always a legal name.
     pub fn object_name(&self) -> String {
         let legal = value::name(&self.name).is_ok();
         let plain = self.integration == Integration::Annotation && self.incarnation.is_empty() && legal;

@@ -1,4 +1,4 @@
-//! What a pod, and the object it belongs to, say about its gang: as read, before anything is made of it. `integration` reads it.
+//! What a pod, and the object it belongs to, declare about its gang: as read, before it is interpreted. `integration` reads it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use std::time::Duration;
 use crate::key::{GangKey, Integration};
 use crate::terms::{Fault, Rails, Repair, TopologyRequest};
 
-/// What a pod says of the gang it belongs to.
+/// What a pod declares of the gang it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Membership {
     pub key: GangKey,
-    /// What the pod itself says of the minimum.
+    /// What the pod itself states of the minimum.
     pub size: Size,
-    /// What of the pod says that, for people: `annotation gantry.dev/gang-min`; empty if the pod says nothing.
+    /// Where the pod states that, for people: `annotation gantry.dev/gang-min`; empty if it does not.
     pub size_source: &'static str,
-    /// The object that says the rest: the minimum where the pod does not, members in all, wishes. `None` if there is none to read.
+    /// The object that states the rest: the minimum where the pod does not, members in all, wishes. `None` if there is none to read.
     pub owner: Option<OwnerRef>,
     /// The pod's place in the order of ranks, from 0, if it has one.
     pub rank: Option<u32>,
@@ -31,14 +31,14 @@ pub struct Membership {
     pub revision: Option<Revision>,
     /// The job that made the pod, where its gang goes by a mere name: two jobs may have hit on the same.
     pub maker: Option<JobRef>,
-    /// UID of what made the pod; of the whole, where that makes its pods in parts. The next run of a job is told from the one before by it.
-    /// `None` where no controller created it, where the whole is not known, and where the gang is told from others by it anyway
+    /// UID of what made the pod; of the whole, where that makes its pods in parts. It distinguishes one run of a job from the next.
+    /// `None` where no controller created it, where the whole is not known, and where it distinguishes the gang from others anyway
     /// ([`GangKey::incarnation`]).
     pub made_by: Option<Arc<str>>,
     /// The tree of groups that its PodGroup belongs to: from the root CompositePodGroup down to the PodGroup. Empty if there is none, or it
     /// is not known yet.
     pub tree: Vec<OwnerRef>,
-    /// What is wrong with what it says. Such a pod is not scheduled until it is mended.
+    /// What is wrong with its declaration. Such a pod is not scheduled until it is mended.
     pub faults: Vec<Fault>,
 }
 
@@ -66,23 +66,23 @@ impl fmt::Display for JobRef {
     }
 }
 
-/// What a pod says of its gang's minimum.
+/// What a pod states of its gang's minimum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Size {
     /// A number.
     Stated {
         /// Members that are useful only together.
         min: u32,
-        /// Members there will be, if that is said.
+        /// Members there will be, if that is stated.
         total: Option<u32>,
     },
-    /// As many as the owner says there will be.
+    /// As many as the owner states.
     All,
-    /// Nothing: the owner, or the Gang object, says it.
+    /// Nothing: the owner, or the Gang object, states it.
     Undeclared,
 }
 
-/// An object that says how large a gang is.
+/// An object that states how large a gang is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerRef {
     pub kind: OwnerKind,
@@ -108,7 +108,7 @@ impl fmt::Display for OwnerRef {
     }
 }
 
-/// The kinds of object that say how large a gang is.
+/// The kinds of object that state how large a gang is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OwnerKind {
     /// scheduling.k8s.io PodGroup.
@@ -175,8 +175,8 @@ impl OwnerKind {
         Self::Job,
     ];
 
-    /// Whether its controller makes the pods, and so knows how many there will be. Of the others a person or a controller says how many are
-    /// needed.
+    /// Whether its controller makes the pods, and so knows how many there will be. For the others a user or a controller states how many
+    /// are needed.
     pub fn makes_pods(self) -> bool {
         !matches!(
             self,
@@ -213,26 +213,26 @@ impl OwnerKind {
         creators.find(|kind| kind.as_shown() == name)
     }
 
-    /// Whether such an object may say that some of its pods are made only when others are ready or have ended ([`OwnerFacts::apart`]),
-    /// though the pods themselves say how many there are.
+    /// Whether such an object may state that some of its pods are made only when others are ready or have ended ([`OwnerFacts::apart`]),
+    /// though the pods themselves state how many there are.
     pub fn may_start_apart(self) -> bool {
         matches!(self, Self::LeaderWorkerSet | Self::JobSet | Self::MpiJob)
     }
 }
 
-/// What such an object says.
+/// What such an object states.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct OwnerFacts {
     /// Members that are useful only together; of a CompositePodGroup: groups.
     pub min: Option<u32>,
     /// Members there will be.
     pub total: Option<u32>,
-    /// How many of them are of each role at least, where that is said. Sorted by role.
+    /// How many of them are of each role at least, where that is stated. Sorted by role.
     pub by_role: Vec<(Arc<str>, u32)>,
     /// The sub-groups that there are, where a pod that names another is wrong.
     pub sub_groups: Option<SubGroups>,
     /// Members of one role are made only when those of another are ready or have ended, so that each role is a gang of its own:
-    /// [`crate::integrations::settle`] tells its name.
+    /// [`crate::integrations::settle`] returns its name.
     pub apart: bool,
     /// Its pods are no gang: each goes by itself.
     pub singles: bool,

@@ -168,15 +168,15 @@ impl PodTerm {
 }
 
 // Whether a node takes a pod, by everything but amounts and other pods: as kube-scheduler's NodeUnschedulable, TaintToleration and
-// NodeAffinity plugins see it, and VolumeBinding where a volume can be reached. It says no where they do, or a plan would be refused by
-// them.
+// NodeAffinity plugins see it, and VolumeBinding where a volume can be reached. It refuses a node where they do, or they would refuse
+// the plan.
 
 /// The taint that `spec.unschedulable` stands for.
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 /// What a taint that is not tolerated, but only keeps off where others are left, weighs against the weights of preferred affinity (1 to 100).
 const AVOIDED: i64 = 100;
 
-/// Why a node does not take a pod. Reads as kube-scheduler says it.
+/// Why a node does not take a pod, in the words of kube-scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Misfit {
     /// It is cordoned.

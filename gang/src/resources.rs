@@ -24,7 +24,7 @@ pub struct Resources {
     pub others: BTreeMap<Arc<str>, i64>,
 }
 
-/// What a node says of itself.
+/// What a node reports of itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     pub name: Arc<str>,
@@ -56,7 +56,7 @@ pub enum TaintEffect {
     NoExecute,
 }
 
-/// A resource of which a node has too little left. Reads as kube-scheduler says it.
+/// A resource of which a node has too little left, in the words of kube-scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum InsufficientResource {
     /// No room for another pod, whatever it asks for.
@@ -94,8 +94,8 @@ impl InsufficientResource {
 }
 
 impl Resources {
-    /// Adds what `written` says of a resource, such as `cpu: 500m`. A quantity that cannot be read adds nothing: the API server lets none
-    /// through.
+    /// Adds the quantity `written` of a resource, such as `cpu: 500m`. A quantity that cannot be read adds nothing: the API server lets
+    /// none through.
     pub fn add_written(&mut self, name: &str, written: &str) {
         self.write(name, written, i64::saturating_add);
     }
@@ -122,7 +122,7 @@ impl Resources {
         *place = with(*place, amount);
     }
 
-    /// The same, with no more of anything than any node has: what a whole pod asks for, or a node says that it has, before it is counted
+    /// The same, with no more of anything than any node has: what a whole pod asks for, or a node reports, before it is counted
     /// with that of others.
     #[must_use]
     pub fn capped(mut self) -> Self {

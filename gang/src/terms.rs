@@ -1,4 +1,4 @@
-//! The terms of a gang once all that was said of it is put together, and what can be wrong with that.
+//! The terms of a gang, put together from all its declarations, and what can be wrong with them.
 
 mod declared;
 mod resolve;
@@ -49,7 +49,7 @@ pub struct Terms {
     pub checkpointed: bool,
     /// What was asked for above a ceiling of the operator, and is lowered to it.
     pub lowered: Vec<Fault>,
-    /// The owner, if it is not there or may not be read, and might say that its pods are not all made at once
+    /// The owner, if it does not exist or may not be read, and might state that its pods are not all made at once
     /// ([`crate::OwnerKind::may_start_apart`]).
     pub unread: Option<OwnerRef>,
     /// The authority for the minimum.
@@ -190,7 +190,7 @@ impl From<GangRepair> for Repair {
     }
 }
 
-/// Something that is wrong with what is said of a gang, for its condition and its pods' messages. Stable: no times, no counters that
+/// Something that is wrong with the declarations of a gang, for its condition and its pods' messages. Stable: no times, no counters that
 /// move by themselves.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
 #[error("{place}: {words}")]

@@ -247,7 +247,7 @@ pub(super) fn ray_cluster<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a
 
 // A batch Job with pods that ask to be a gang. No other Job is one: that its pods run at once does not mean that they need each other.
 
-/// The gang of a Job's pod that says a minimum and names no gang.
+/// The gang of a Job's pod that states a minimum and names no gang.
 pub(super) fn job<'a>(pod: &PodView<'a>, own: &Own<'a>) -> Option<Found<'a>> {
     own.min?;
     let controller = pod

@@ -62,16 +62,16 @@ const KOORDINATOR_MIN: &str = "gang.scheduling.koordinator.sh/min-available";
 const KOORDINATOR_TOTAL: &str = "gang.scheduling.koordinator.sh/total-number";
 const KOORDINATOR_WAIT: &str = "gang.scheduling.koordinator.sh/waiting-time";
 
-/// Koordinator's annotations. Its mode, groups and match policy are not followed: docs/gangs-recognition.md says what holds
-/// instead.
+/// Koordinator's annotations. Its mode, groups and match policy are not followed: docs/gangs-recognition.md states what
+/// holds instead.
 pub(super) fn koordinator<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let name = pod.annotation(KOORDINATOR).filter(|name| !name.is_empty())?;
     let mut found = Found::named(Integration::Koordinator, &format!("annotation {KOORDINATOR}"), name);
     found.states("annotation gang.scheduling.koordinator.sh/min-available", pod.annotation(KOORDINATOR_MIN));
-    let said = pod.annotation(KOORDINATOR_TOTAL);
-    let said = found.read(&format!("annotation {KOORDINATOR_TOTAL}"), said);
+    let stated = pod.annotation(KOORDINATOR_TOTAL);
+    let stated = found.read(&format!("annotation {KOORDINATOR_TOTAL}"), stated);
     if let Size::Stated { total, .. } = &mut found.size {
-        *total = said;
+        *total = stated;
     }
     if let Some(text) = pod.annotation(KOORDINATOR_WAIT) {
         match duration(text) {
@@ -91,8 +91,8 @@ pub(super) fn koordinator<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a
 const KUEUE: &str = "kueue.x-k8s.io/pod-group-name";
 const KUEUE_TOTAL: &str = "kueue.x-k8s.io/pod-group-total-count";
 
-/// Kueue's groups of plain pods. Kueue itself puts the pods of servers (StatefulSets, Deployments) into groups, and of such as are made one
-/// after the other: it says so, and they are no gang.
+/// Kueue's groups of plain pods. Kueue itself puts the pods of servers (StatefulSets, Deployments), and pods that are made one after the
+/// other, into groups and marks them: they are no gang.
 pub(super) fn kueue<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     // Since 0.18 the annotation, which may be longer, goes before the label.
     let named = |name: Option<&'a str>| name.filter(|name| !name.is_empty());

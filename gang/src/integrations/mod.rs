@@ -1,5 +1,5 @@
-//! Reads what pods and their owners say of gangs: one file per convention, asked in the order of [`Integration`]. Never infers a gang that
-//! nobody asked for. Pure.
+//! Reads what pods and their owners declare of gangs: one file per convention, tried in the order of [`Integration`]. Never infers a gang
+//! that is not declared. Pure.
 
 mod controllers;
 mod grouped;
@@ -19,7 +19,7 @@ pub use owner::{Api, STATUS, api, read};
 pub use value::{is_object_name, not_one_of, shown};
 pub use view::{Controller, PodView, WorkloadRef, reads};
 
-/// What a pod says of the gang it belongs to; `None` if it belongs to none. The first convention that says something wins; our own
+/// What a pod declares of the gang it belongs to; `None` if it belongs to none. The first convention that finds a gang wins; our own
 /// annotations on the pod go before its numbers and wishes whichever it is.
 pub fn membership(pod: &PodView<'_>) -> Option<Membership> {
     let own = own::read(pod);
@@ -83,7 +83,7 @@ const READERS: [Reader; 14] = [
 
 type Reader = for<'a> fn(&PodView<'a>, &own::Own<'a>) -> Option<Found<'a>>;
 
-/// What one convention says of a pod. Whatever of it is free text is short and has a form: annotations and owner references may hold
+/// What one convention finds on a pod. Whatever of it is free text is short and has a form: annotations and owner references may hold
 /// anything.
 #[derive(Debug, Clone)]
 struct Found<'a> {
@@ -109,7 +109,7 @@ impl<'a> Found<'a> {
         found
     }
 
-    /// The gang of an object that `place` names, and that says the rest. Where no object can have that name there is none to be read.
+    /// The gang of an object that `place` names, and that states the rest. Where no object can have that name there is none to be read.
     fn of_object(
         pod: &PodView<'_>,
         integration: Integration,

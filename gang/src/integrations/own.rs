@@ -1,4 +1,4 @@
-//! Our own annotations: a gang by name, and what a person says of a gang of any convention. Strict: what cannot be followed to the letter
+//! Our own annotations: a gang by name, and what the user states of a gang of any convention. Strict: what cannot be followed to the letter
 //! is a fault, and the pod waits until it is mended.
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const LARGEST_RANK: u32 = 100_000;
 /// Longest name and UID of a job that made a pod: Kubernetes has none that are longer.
 const MAKER: usize = 253;
 
-/// What our annotations on a pod say.
+/// What our annotations on a pod state.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Own<'a> {
     /// It is to be no member of any gang.
@@ -54,7 +54,7 @@ pub(super) enum Min {
 /// The gang that is named by our annotation.
 pub(super) fn gang<'a>(_: &PodView<'a>, own: &Own<'a>) -> Option<Found<'a>> {
     let name = own.gang?;
-    // What is wrong with it is said with the rest of ours.
+    // What is wrong with it is reported with the rest of ours.
     Some(match value::name(name) {
         Ok(()) => Found::new(Integration::Annotation, name),
         Err(_) => Found::new(Integration::Annotation, &value::stand_in(name)),
@@ -187,7 +187,7 @@ impl<'a> Own<'a> {
         self.speaks_of_gang = self.speaks_of_gang.or(Some(name));
     }
 
-    /// The pod is to be of no gang: whatever else is said of its gang contradicts that, right or wrong.
+    /// The pod is to be of no gang: whatever else is stated of its gang contradicts that, right or wrong.
     fn none_alone(self) -> Self {
         let wrong = self.speaks_of_gang.map(|more| {
             fault(
@@ -207,7 +207,7 @@ impl<'a> Own<'a> {
         read.map_err(|wrong| self.faults.push(wrong)).ok()
     }
 
-    /// A pod of no gang of which something is said that only makes sense on a pod of a gang: it must not go its way unnoticed.
+    /// A pod of no gang with an annotation that only makes sense on a pod of a gang: it must not be scheduled unnoticed.
     pub(super) fn stray<'b>(&self, pod: &PodView<'b>) -> Option<Found<'b>> {
         self.speaks_of_gang?;
         let mut found = Found::new(Integration::Annotation, pod.name);
@@ -225,7 +225,7 @@ impl<'a> Own<'a> {
         Some(found)
     }
 
-    /// What the first convention found, and what a person says on top of it.
+    /// What the first convention found, and what the user states on top of it.
     pub(super) fn over(self, pod: &PodView<'_>, first: Found<'_>, others: &[Found<'_>]) -> Membership {
         let made_by = made_by(pod, &first, others);
         let mut faults = self.faults;
@@ -242,7 +242,7 @@ impl<'a> Own<'a> {
                 Size::Stated { min: total, total: Some(total) }
             }
             (Some(Min::All), _) => {
-                // A PodGroup says how many are needed; how many there are, the job says that makes them.
+                // A PodGroup states how many are needed; the job that makes them states how many there are.
                 let with_owner = others.iter().filter(|other| other.owner.is_some());
                 let makes_pods =
                     |found: &&Found<'_>| found.owner.as_ref().is_some_and(|owner| owner.kind.makes_pods());
@@ -403,7 +403,7 @@ fn whole(text: &str) -> Arc<str> {
 }
 
 /// The job that made a pod, or the StatefulSet: the whole, where it makes jobs or pods in several parts. Of a Deployment there is nothing
-/// to be told apart: what makes its pods changes with every rollout.
+/// to distinguish: what makes its pods changes with every rollout.
 fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<JobRef> {
     if let Some(job) = others.iter().find(|other| !other.incarnation.is_empty()) {
         return (job.integration != Integration::LeaderWorkerSet).then(|| JobRef {

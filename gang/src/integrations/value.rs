@@ -1,4 +1,4 @@
-//! Reads the values that people write, and says what is wrong with one: what it is, what is allowed, what was perhaps meant.
+//! Reads the values that users write, and reports what is wrong with one: what it is, what is allowed, what was perhaps meant.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) const MOST_SPARES: u32 = 64;
 const SHOWN: usize = 60;
 /// Most faults that are kept of one pod or object.
 pub(crate) const MOST_FAULTS: usize = 16;
-/// Longest place and words of a fault, in bytes: objects may hold megabytes, and what is wrong is told for every node.
+/// Longest place and words of a fault, in bytes: objects may hold megabytes, and a fault is reported for every node.
 const PLACE: usize = 320;
 const WORDS: usize = 600;
 

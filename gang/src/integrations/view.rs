@@ -7,7 +7,7 @@ use gantry_api::names;
 
 use super::{grouped, own};
 
-/// What of a pod may say that it belongs to a gang.
+/// What of a pod may declare that it belongs to a gang.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PodView<'a> {
     /// `metadata.namespace`.

@@ -224,7 +224,7 @@ impl Agreement {
         self.declared.also()
     }
 
-    /// Several jobs have pods that have not ended, and no declaration says that they belong together.
+    /// Several jobs have pods that have not ended, and no declaration states that they belong together.
     pub(super) fn is_undeclared_mix(&self, terms: &Terms) -> bool {
         let declared = self.spec.as_ref().is_some_and(|spec| spec.min_member.is_some())
             || (terms.min < terms.max && terms.max < u32::MAX);

@@ -425,7 +425,7 @@ impl Written {
         self.shown.clear();
     }
 
-    /// Whether the object shows that a member has this reservation, and nothing that is on its way says otherwise.
+    /// Whether the object shows that a member has this reservation, and no write that is on its way changes that.
     pub(super) fn has(&self, uid: &PodUid, reservation: &DecidedReservation) -> bool {
         let since = self.since.get(uid).copied().unwrap_or_default();
         let has = |all: &Reservations| all.get(uid).is_some_and(|known| is_same(known, reservation));

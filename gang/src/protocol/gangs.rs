@@ -655,7 +655,7 @@ impl Gangs {
         }
         let again = self.settings.linger.saturating_mul(6);
         let mut strays = self.objects.take_strays(now.at, again);
-        // What it says of members that have ended is said nowhere else, and pods that it does not name may be of its tree.
+        // Only it records members that have ended, and pods that it does not name may be of its tree.
         let is_early = |name: &ObjectName| {
             let decision = self.objects.get(name).and_then(Known::decision);
             decision.is_some_and(|decision| {

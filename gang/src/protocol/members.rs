@@ -683,7 +683,7 @@ impl Members {
     }
 
     /// Counts the members that had ended well when an earlier process wrote the status: `completed` in all, and of each role as many as
-    /// `by_role` says. Of those some have pods and are counted already, but none that has ended `since`: it had a reservation then. The
+    /// `by_role` states. Of those some have pods and are counted already, but none that has ended `since`: it had a reservation then. The
     /// total is limited to `most`, so that a forged number costs little time.
     pub(super) fn complete_before(
         &mut self,

@@ -88,7 +88,7 @@ impl Texts {
         Self { reason, stable: stable.into(), detail: detail.into() }
     }
 
-    /// A reason whose text in the table of reasons says all.
+    /// A reason with its text from the table of reasons.
     fn plain(reason: Reason, detail: impl Into<String>) -> Self {
         Self::new(reason, reason.text(), detail)
     }

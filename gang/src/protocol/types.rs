@@ -24,12 +24,12 @@ pub type Asks = Arc<[(ResourceName, u32)]>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShapeId(pub u32);
 
-/// A pod that says it belongs to a gang, as the watch shows it.
+/// A pod that declares that it belongs to a gang, as the watch shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     pub uid: PodUid,
     pub name: Arc<str>,
-    /// What it says.
+    /// What it declares.
     pub membership: Arc<Membership>,
     /// What it asks for; `None` if it asks for no devices. Such a member counts as soon as it exists and needs no place from us.
     pub shape: Option<ShapeId>,
@@ -227,19 +227,19 @@ pub enum Blocker {
     Budget,
 }
 
-/// An object that says how large a gang is, and that is to be followed as long as it is wanted.
+/// An object that states how large a gang is, and that is to be followed as long as it is wanted.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WatchedOwner {
     /// Which object.
     pub owner: OwnerRef,
-    /// Nothing is known of it: what was told before it was wanted this time does not count.
+    /// Nothing is known of it: what was reported before it was wanted this time does not count.
     pub unread: bool,
 }
 
-/// What the caller has to do. Each is said once; what was not done is said again after a restart, because it is still true.
+/// What the caller has to do. Each is issued once; what was not done is issued again after a restart, because it is still due.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Work {
-    /// Write the decision into the gang's object, then say how that ended. Nothing is bound before.
+    /// Write the decision into the gang's object, then report the result. Nothing is bound before.
     Commit {
         gang: Arc<GangKey>,
         /// What to write.
@@ -292,17 +292,17 @@ pub struct Now {
 /// How patient the state machine is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// What tells this process from every other that may decide: part of every decision's ID.
+    /// What distinguishes this process from every other that may decide: part of every decision's ID.
     pub identity: Arc<str>,
     /// Whether our scheduling gate is removed at all; where it is not, it keeps pods back like that of anybody else.
     pub gates: bool,
-    /// How long members may take to arrive where the gang's terms do not say.
+    /// How long members may take to arrive where the gang's terms do not state it.
     pub arrival: Duration,
-    /// How long the slots of a gang are kept while its owner creates all members again, where its terms do not say. Zero: not at all.
+    /// How long the slots of a gang are kept while its owner creates all members again, where its terms do not state it. Zero: never.
     pub restart_hold: Duration,
     /// The most that a gang may ask of others.
     pub ceilings: Ceilings,
-    /// What to do when a member is lost where the terms do not say.
+    /// What to do when a member is lost where the terms do not state it.
     pub repair: Repair,
     /// The levels of the fabric that terms may name.
     pub levels: Levels,
@@ -312,7 +312,7 @@ pub struct Settings {
     pub grace: Duration,
     /// How long those that must go for a gang may take until they begin to, and how much longer than by their own word until they are gone.
     pub evict: Duration,
-    /// How long they are waited for at most once all of them are on their way out, whatever they say themselves.
+    /// How long they are waited for at most once all of them are on their way out, whatever time they state themselves.
     pub ending: Duration,
     /// How long a lost member's place is kept for its replacement, and how long a gang may be short until it gives way or another does.
     pub hold: Duration,
@@ -320,7 +320,7 @@ pub struct Settings {
     pub backoff: Duration,
     /// The longest wait between tries.
     pub backoff_max: Duration,
-    /// After so long a member that was told to come and did not is woken once more; then after twice as long.
+    /// After so long a member that was woken and did not come is woken once more; then after twice as long.
     pub requeue: Duration,
     /// After so many times that a planned node was not offered it is given up.
     pub misses: u32,
@@ -386,7 +386,8 @@ pub struct Object {
 pub enum CommitFailure {
     /// It may not be written, or cannot be as it is: nothing was done. In the API server's words.
     Refused(Arc<str>),
-    /// Another client has written the object meanwhile; our write was refused. Read it and say what it shows ([`super::GangEvent::ObjectSeen`]).
+    /// Another client has written the object meanwhile; our write was refused. Read it and report what it shows
+    /// ([`super::GangEvent::ObjectSeen`]).
     Conflict,
     /// The outcome is not known. Read the object and report what it shows.
     Unknown,

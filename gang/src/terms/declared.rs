@@ -1,5 +1,5 @@
-//! What the pods of a gang say of it, each thing once and with how many say so: kept up to date pod by pod, so that to settle the terms
-//! costs the same whether two pods disagree or ten thousand do. Nothing here can be walked through beyond the few that are told.
+//! What the pods of a gang declare, each value once with the number of pods that declare it: kept up to date pod by pod, so that to settle
+//! the terms costs the same whether two pods disagree or ten thousand do. Only the few that are reported can be iterated.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use super::{Fault, Rails, Repair, TopologyRequest};
 use crate::key::Integration;
 use crate::membership::{ArrivalTime, JobRef, Membership, OwnerRef, Size, TopologyHint};
 
-/// Most things of a kind that are told at once.
+/// Most values of a kind that are reported at once.
 pub(super) const MAX_LISTED: usize = 8;
 
-/// Things that are said, in their order, and how many say each.
+/// Declared values, in their order, and how many pods declare each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Tally<T>(BTreeMap<T, u32>);
 
@@ -23,7 +23,7 @@ impl<T> Default for Tally<T> {
 }
 
 impl<T: Ord + Clone> Tally<T> {
-    /// One more says it. Whether it is the first.
+    /// One more declares it. Whether it is the first.
     fn add(&mut self, thing: &T) -> bool {
         if let Some(count) = self.0.get_mut(thing) {
             *count = count.saturating_add(1);
@@ -33,7 +33,7 @@ impl<T: Ord + Clone> Tally<T> {
         true
     }
 
-    /// One less says it. Whether it was the last.
+    /// One less declares it. Whether it was the last.
     fn remove(&mut self, thing: &T) -> bool {
         let Some(count) = self.0.get_mut(thing) else {
             return false;
@@ -46,7 +46,7 @@ impl<T: Ord + Clone> Tally<T> {
         last
     }
 
-    /// One more or one less says it. Whether it is said now and was not, or the other way round.
+    /// One more or one less declares it. Whether it is declared now and was not before, or the other way round.
     fn turn(&mut self, thing: &T, more: bool) -> bool {
         if more { self.add(thing) } else { self.remove(thing) }
     }
@@ -67,14 +67,14 @@ impl<T: Ord + Clone> Tally<T> {
         self.0.keys().next_back()
     }
 
-    /// The first of them, as many as are told.
+    /// The first of them, as many as are reported.
     pub(super) fn few(&self) -> impl Iterator<Item = &T> {
         self.0.keys().take(MAX_LISTED).inspect(|_| work::note())
     }
 }
 
 impl Tally<Arc<str>> {
-    /// The first of them that are none of these, which are sorted, as many as are told: no more is walked through than these and those.
+    /// The first of them that are not in `known`, which is sorted, as many as are reported: no more is iterated than these and `known`.
     pub(super) fn beyond(&self, known: &[Arc<str>]) -> impl Iterator<Item = &Arc<str>> {
         let strange = self.0.keys().filter(|thing| known.binary_search(thing).is_err());
         strange.take(MAX_LISTED)
@@ -85,16 +85,16 @@ impl Tally<Arc<str>> {
     }
 }
 
-/// What the pods of one gang say. Their ranks are no part of it, nor is their order.
+/// What the pods of one gang declare. Their ranks are no part of it, nor is their order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Declared {
     pods: u32,
     pub(super) object_name: String,
     pub(super) stated: Tally<u32>,
-    /// How many say a number.
+    /// How many state a number.
     stating: u32,
     pub(super) places: Tally<&'static str>,
-    /// How many want as many as their owner says there will be.
+    /// How many want as many as their owner states.
     pub(super) all: u32,
     pub(super) totals: Tally<u32>,
     pub(super) owners: Tally<OwnerRef>,
@@ -123,13 +123,13 @@ pub struct Declared {
 }
 
 impl Declared {
-    /// What some pods say.
+    /// What some pods declare.
     pub fn by<'a>(memberships: impl IntoIterator<Item = &'a Membership>) -> Self {
-        let mut said = Self::default();
+        let mut declared = Self::default();
         for membership in memberships {
-            said.add(membership);
+            declared.add(membership);
         }
-        said
+        declared
     }
 
     /// Adds the declaration of a pod. Whether anything in it is new.
@@ -147,7 +147,7 @@ impl Declared {
         self.turn_made(membership, false) | self.turn(membership, false)
     }
 
-    /// A pod that said it has ended well: what it said holds on, but it is no longer one that its maker has. Whether that makes a
+    /// A declaring pod has ended well: its declaration holds on, but it is no longer one that its maker has. Whether that makes a
     /// difference.
     pub fn end(&mut self, membership: &Membership) -> bool {
         self.turn_made(membership, false)
@@ -158,7 +158,7 @@ impl Declared {
         self.turn_made(membership, true)
     }
 
-    /// A pod that says it asks for no devices, or one that did is no longer there.
+    /// With `more` a declaring pod asks for no devices; without, one that did is no longer there.
     pub fn lighten(&mut self, membership: &Membership, more: bool) {
         self.light.turn(&membership.role, more);
         count(&mut self.light_pods, more);
@@ -169,7 +169,8 @@ impl Declared {
         self.light.count(role) > 0
     }
 
-    /// How many members ask for no devices: of a role of which no pod does all that the owner says there are, and any others one by one.
+    /// How many members ask for no devices. If no pod of a role asks for any, all that the owner states of it count, otherwise its pods
+    /// without devices one by one.
     pub(super) fn light(&self, by_role: &[(Arc<str>, u32)]) -> u32 {
         by_role.iter().fold(self.light_pods, |sum, (role, count)| {
             let light = self.light.count(role);
@@ -271,12 +272,12 @@ impl Declared {
         self.made
     }
 
-    /// Pods say how many members are needed.
+    /// Pods state how many members are needed.
     pub fn states_size(&self) -> bool {
         self.stating > 0 || self.all > 0
     }
 
-    /// Some of the pods say how many members are needed, and others do not.
+    /// Some of the pods state how many members are needed, and others do not.
     pub(super) fn some_state(&self) -> bool {
         self.stating > 0 && self.stating < self.pods
     }

@@ -1,4 +1,4 @@
-//! Puts together what pods, their owner and the Gang object say, in the order in which their words count: the object, the pods, the owner.
+//! Puts together what pods, their owner and the Gang object declare. Precedence, highest first: the object, the pods, the owner.
 //! Contradictions are named and never guessed at.
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use crate::integrations::value::{
 };
 use crate::membership::{ArrivalTime, GangOptions, OwnerFacts, OwnerRef, TopologyHint};
 
-/// What is known of the object that says how large a gang is.
+/// What is known of the object that states how large a gang is.
 #[derive(Debug, Clone, Copy)]
 pub enum OwnerState<'a> {
     /// No pod names one.
@@ -26,7 +26,7 @@ pub enum OwnerState<'a> {
     Unread,
     /// It does not exist, its kind is not served, or it may not be read.
     Missing,
-    /// What it says.
+    /// What it states.
     Read(&'a OwnerFacts),
 }
 
@@ -53,7 +53,7 @@ pub enum Resolved {
     Invalid(Vec<Fault>),
 }
 
-/// The terms of the gang with these declarations. Neither their order nor how many say the same makes a difference, nor do their ranks.
+/// The terms of the gang with these declarations. Neither their order nor how many state the same makes a difference, nor do their ranks.
 pub fn resolve(
     declared: &Declared,
     owner: OwnerState<'_>,
@@ -132,7 +132,7 @@ pub fn resolve(
         repair,
         repair_by: match object.repair {
             Some(_) => Authority::Object,
-            // What the pods leave out is the owner's to say.
+            // What the pods leave out, the owner decides.
             None if declared.repairs.first().is_none() && facts.options.repair.is_some() => Authority::Object,
             None => Authority::Pods,
         },
@@ -176,7 +176,7 @@ impl Share {
                 authority: Authority::Object,
             };
         }
-        // Before its members are told apart, the gang is as large as the roles that have begun.
+        // Before its roles are separated, the gang is as large as the roles that have begun.
         let begun: Vec<u32> = facts
             .by_role
             .iter()
@@ -248,7 +248,7 @@ impl Declared {
             });
         }
         if let Some(stated) = self.stated.first() {
-            // Not all say it, and the others have the owner's word: one pod must not undo that.
+            // Not all state it, and for the others the owner's number counts: one pod must not undo that.
             if self.some_state()
                 && let (OwnerState::Read(facts), Some(min)) = (owner, share.min)
                 && !facts.singles
@@ -509,7 +509,7 @@ fn first_faults(faults: BTreeSet<Fault>) -> Vec<Fault> {
     faults.into_iter().take(MAX_LISTED).collect()
 }
 
-// What numbers and names say against each other.
+// Contradictions between numbers and names.
 
 /// Most names that are listed of those that there are.
 const LISTED: usize = 64;
@@ -592,7 +592,7 @@ impl Light {
     }
 }
 
-/// What numbers say against each other.
+/// Contradictions between numbers.
 fn sizes(
     min: u32,
     total: Option<u32>,

@@ -1,4 +1,4 @@
-//! PodGroups and Workloads: objects that exist to say how large a gang is.
+//! PodGroups and Workloads: objects that exist to state how large a gang is.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -21,7 +21,7 @@ pub(super) fn leader_worker_set(sheet: &mut Sheet<'_>) {
     sheet.facts.groups = Some(sheet.count("replicas", 0).unwrap_or(1));
 }
 
-/// A batch Job: it says how many pods run at once, but not how many are needed.
+/// A batch Job: it states how many pods run at once, but not how many are needed.
 pub(super) fn job(sheet: &mut Sheet<'_>) {
     let running = at_once(sheet, "spec", sheet.object.get("spec"));
     let failed = sheet.object.pointer("/status/failedIndexes").and_then(Value::as_str);

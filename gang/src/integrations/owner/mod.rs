@@ -1,4 +1,4 @@
-//! Reads the objects that say how large a gang is and whether it is over, and tells where the API server has them. Strict: a value that
+//! Reads the objects that state how large a gang is and whether it is over, and names the APIs that serve them. Strict: a value that
 //! makes no sense is a fault of the object, not a guess of ours.
 
 mod groups;
@@ -70,7 +70,7 @@ pub fn api(kind: OwnerKind) -> Api {
     Api { versions, kind, plural }
 }
 
-/// What an object says, or a part of it ([`crate::OwnerRef::part`]). Anything may stand in the object: what cannot be read is a fault.
+/// What an object states, or a part of it ([`crate::OwnerRef::part`]). Anything may stand in the object: what cannot be read is a fault.
 pub fn read(kind: OwnerKind, part: &str, object: &Value) -> OwnerFacts {
     let mut sheet = Sheet::of(kind, object);
     sheet.facts.over = is_over(kind, object);
@@ -218,7 +218,7 @@ fn sum(by_role: &[(Arc<str>, u32)]) -> u32 {
 /// What of an owner's status is read: all the rest need not be kept.
 pub const STATUS: [&str; 5] = ["phase", "state", "conditions", "completionTime", "failedIndexes"];
 
-/// Conditions that say so while they are `True`.
+/// Conditions that report an owner as finished while they are `True`.
 fn conditions(kind: OwnerKind) -> &'static [&'static str] {
     match kind {
         // The last two come first: from then on its controller only removes pods.
@@ -244,7 +244,7 @@ fn conditions(kind: OwnerKind) -> &'static [&'static str] {
     }
 }
 
-/// Phases that say so.
+/// Phases that report an owner as finished.
 fn phases(kind: OwnerKind) -> &'static [&'static str] {
     match kind {
         OwnerKind::VolcanoPodGroup => &["Completed"],
@@ -263,7 +263,7 @@ fn phase(kind: OwnerKind, object: &Value) -> Option<&str> {
     object.pointer(place)?.as_str()
 }
 
-/// Whether the object's status says so. What cannot be read says nothing.
+/// Whether the object's status reports it as finished. What cannot be read does not count.
 fn is_over(kind: OwnerKind, object: &Value) -> bool {
     let Some(status) = object.get("status") else {
         return false;
@@ -274,15 +274,15 @@ fn is_over(kind: OwnerKind, object: &Value) -> bool {
     let all = status.get("conditions").and_then(Value::as_array);
     all.into_iter().flatten().any(|condition| {
         let field = |name: &str| condition.get(name).and_then(Value::as_str);
-        let says = field("type").filter(|name| conditions(kind).contains(name));
+        let reported = field("type").filter(|name| conditions(kind).contains(name));
         // An MPIJob that lost a worker by eviction reports `Failed` too, and goes on: it has ended once it has a completion time.
         let goes_on =
-            kind == OwnerKind::MpiJob && says == Some("Failed") && status.get("completionTime").is_none();
-        says.is_some() && !goes_on && field("status") == Some("True")
+            kind == OwnerKind::MpiJob && reported == Some("Failed") && status.get("completionTime").is_none();
+        reported.is_some() && !goes_on && field("status") == Some("True")
     })
 }
 
-/// Whether the object says that it is to be suspended: its controller removes the pods, and recreates them once it is not. So Kueue
+/// Whether the object states that it is to be suspended: its controller removes the pods, and recreates them once it is not. So Kueue
 /// takes a job back that has to go for another.
 fn is_suspended(kind: OwnerKind, object: &Value) -> bool {
     let field = match kind {

@@ -32,7 +32,7 @@ pub(super) fn job(sheet: &mut Sheet<'_>, field: &str) {
         let others = total.saturating_sub(*workers);
         sheet.facts.options.max = most.map(|most| others.saturating_add(most));
         if let Some(fewest) = fewest {
-            // It counts nodes, the master among them: so the operator tells torchrun (`PET_NNODES`).
+            // It counts nodes, the master among them: the operator passes it to torchrun (`PET_NNODES`).
             *workers = fewest.saturating_sub(others).min(*workers);
             source = "spec.elasticPolicy.minReplicas".to_owned();
         }
@@ -54,7 +54,7 @@ pub(super) fn job(sheet: &mut Sheet<'_>, field: &str) {
     }
 }
 
-/// Fewest members and most workers of an elastic job: the operator tells torchrun the one, and scales workers up to the other.
+/// Fewest members and most workers of an elastic job: the operator passes the one to torchrun, and scales workers up to the other.
 fn elastic(sheet: &mut Sheet<'_>) -> (Option<u32>, Option<u32>) {
     let fewest = sheet.count("elasticPolicy.minReplicas", 0);
     let most = sheet.count("elasticPolicy.maxReplicas", 0);

@@ -648,7 +648,7 @@ impl Gang {
         self.begin_incarnation_with(&with, false, env.now.at);
     }
 
-    /// The process before saw all of an incarnation done, and the members that wait now came later: nothing else tells them from it.
+    /// The process before saw all of an incarnation done, and the waiting members came later: nothing else distinguishes them from it.
     fn begin_next_if_all_done(&mut self, env: &Env<'_>, known: &Known) {
         let came = self.is_done() && self.waits_beside_light() && self.members().have_no_controllers();
         if known.phase() == GangPhase::Finished && came && self.lacks_none(known.members()) {

@@ -99,7 +99,7 @@ fn further_groups(gang: &Gang, quorum: &Quorum, request: &PlanRequest) -> Vec<Pl
     let groups = || roles.iter().map(|role| of(&|of| *of == ***role, missing(role)));
     let whole: Vec<PlanRequest> = groups().filter(|group| lacks(group) == 0).take(MOST_SELECTIONS).collect();
     if whole.is_empty() {
-        // Nothing is placed of a group that is not whole. The refusal says what the nearest one lacks.
+        // Nothing is placed of a group that is not whole. The refusal states what the nearest one lacks.
         return groups().min_by_key(lacks).into_iter().collect();
     }
     whole
