@@ -39,7 +39,7 @@ pub(crate) struct Settings {
 /// Keeps the Service pointing here until `until`. It is not reset then: the next leader overwrites it.
 pub(crate) async fn run(client: Client, settings: Settings, until: CancellationToken) {
     let slices: Api<EndpointSlice> = Api::namespaced(client, &settings.namespace);
-    let mut told = false;
+    let mut is_reported = false;
     let keep = async {
         loop {
             let pause = match tokio::time::timeout(TIMEOUT, settings.announce(&slices)).await {
@@ -47,7 +47,7 @@ pub(crate) async fn run(client: Client, settings: Settings, until: CancellationT
                     if written {
                         tracing::info!(service = %settings.service, address = %settings.address, "the Service leads here");
                     }
-                    told = false;
+                    is_reported = false;
                     LOOK
                 }
                 Ok(Err(kube::Error::Api(status))) if status.code == 409 => AGAIN,
@@ -56,7 +56,7 @@ pub(crate) async fn run(client: Client, settings: Settings, until: CancellationT
                         Ok(Err(error)) => chain(&error),
                         _ => "no answer in time".to_owned(),
                     };
-                    if !std::mem::replace(&mut told, true) {
+                    if !std::mem::replace(&mut is_reported, true) {
                         tracing::warn!(service = %settings.service, %error, "cannot lead the Service here, trying again");
                     }
                     AGAIN

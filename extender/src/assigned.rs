@@ -42,7 +42,7 @@ impl Assignments {
 
     /// Queues the placement of a pod whose Binding exists.
     pub(crate) fn publish(&self, target: &Target, placement: &Arc<Placement>) {
-        // If the queue is full it is dropped: the annotation says the same.
+        // If the queue is full it is dropped: the annotation states the same.
         let _ = self.0.try_send((target.clone(), Arc::clone(placement)));
     }
 }

@@ -230,7 +230,7 @@ fn options(args: &Args) -> Options {
     }
 }
 
-/// What will be known of the cluster: nothing yet. `run` tells this process's decisions from those of others.
+/// What will be known of the cluster: nothing yet. `run` distinguishes this process's decisions from those of others.
 fn index(args: &Args, options: Options, watched: &Watched, run: String) -> anyhow::Result<Index> {
     let mut index = Index::new(options, watched, run.clone());
     index.set_fabric(args.gangs.fabric.clone());
@@ -314,7 +314,7 @@ fn run_id() -> String {
     format!("{:016x}", rand::random::<u64>())
 }
 
-/// For which Lease this process stands, if it does. `run` tells it from the process before it on the same machine.
+/// For which Lease this process stands, if it does. `run` distinguishes it from the process before it on the same machine.
 fn election(args: &Args, run: &str) -> anyhow::Result<Option<lease::Settings>> {
     let published = PublishedSettings::of(args)?.to_annotation()?;
     let args = &args.lease;

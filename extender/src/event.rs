@@ -10,7 +10,7 @@ pub(crate) fn recorder(client: Client) -> EventRecorder {
     EventRecorder::new(client, names::EXTENDER, names::EXTENDER)
 }
 
-/// What an Event of the extender says.
+/// The content of an Event of the extender.
 pub(crate) fn message(reason: Reason, warning: bool, note: impl AsRef<str>) -> Message {
     Message { reason, action: "Scheduling", warning, note: ObjectMessage::new(note) }
 }

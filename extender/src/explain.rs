@@ -379,8 +379,7 @@ fn misses(snapshot: &Snapshot, request: &Request, misfit: &dyn Fn(NodeIx) -> Opt
 /// The nodes of one reason, and how many devices are free on each; `None` if they are ruled out before devices count.
 type Nodes<'a> = (Option<usize>, Vec<&'a str>);
 
-/// What there is to say of a class of nodes, each with how many devices are free; nothing if it serves nothing that is
-/// asked for.
+/// The lines about a class of nodes, each with how many devices are free; none if it serves nothing that is asked for.
 fn lines(standing: &Standing, request: &Request) -> Vec<(usize, String)> {
     let Standing::Ours(class) = standing else {
         return Vec::new();

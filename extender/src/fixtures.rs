@@ -123,7 +123,7 @@ pub(crate) fn pod_of(name: &str, resource: &str, devices: u32) -> Value {
     })
 }
 
-/// A pod that says it belongs to a gang of `min` members, pending. Its UID is its name.
+/// A pod that declares that it belongs to a gang of `min` members, pending. Its UID is its name.
 pub(crate) fn member(name: &str, gpus: u32, gang: &str, min: u32) -> Value {
     let mut pod = pod(name, gpus);
     pod["metadata"]["annotations"] =
@@ -306,7 +306,7 @@ impl Cluster {
         self.free_of(node, GPU)
     }
 
-    /// Devices of a resource on a node that nobody has, those that nothing tells apart from the first.
+    /// Free devices of a resource on a node, those that nothing distinguishes from the first.
     pub(crate) fn free_of(&self, node: &str, resource: &str) -> String {
         self.pool(node, resource, |pool| pool.free.clone())
     }

@@ -535,7 +535,7 @@ impl Index {
         self.gangs.handle(self.facts.clock.now(), GangEvent::Committed { gang, decision, result });
     }
 
-    /// A scheduler called for a pod of its own: its pods count, whatever `--scheduler-name` says.
+    /// A scheduler called for a pod of its own: its pods count, whatever `--scheduler-name` names.
     pub fn record_scheduler(&mut self, name: &str) {
         if !self.facts.schedulers.record(name) {
             return;

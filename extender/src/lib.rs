@@ -70,7 +70,7 @@ use crate::watch::SILENCE;
 ///
 /// # Errors
 /// Options that contradict each other, a kubeconfig or TLS file that cannot be read, an address that cannot be listened
-/// on. An API server that cannot be reached is no error: the extender serves, says that it is not ready, and tries
+/// on. An API server that cannot be reached is no error: the extender serves, reports that it is not ready, and tries
 /// again.
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
     let kubeconfig = args.kubeconfig.clone();

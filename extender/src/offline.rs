@@ -55,7 +55,7 @@ pub struct Terms {
     pub gates: bool,
     /// The schedulers that call it.
     pub schedulers: Vec<Arc<str>>,
-    /// What pods ask for where their annotations do not say.
+    /// What pods ask for where their annotations do not state it.
     pub defaults: PlacementDefaults,
     /// GPU models, the cheapest first.
     pub model_cost_order: Vec<String>,

@@ -56,21 +56,21 @@ pub struct PodFacts {
     pub ends: Option<i64>,
     /// While it waits: the node on which kube-scheduler makes room for it.
     pub nominated: Option<NodeName>,
-    /// kube-scheduler stops it for another pod: its `DisruptionTarget` condition says so.
+    /// kube-scheduler stops it for another pod: its `DisruptionTarget` condition states it.
     pub preempted: bool,
-    /// Every container of it has ended, as far as its status tells. It may start again unless the pod is being deleted.
+    /// Every container of it has ended, as far as its status reports. It may start again unless the pod is being deleted.
     pub stopped: bool,
-    /// Devices that kubelet says its app containers have (`allocatedResourcesStatus`).
+    /// Devices that its app containers have as reported by kubelet (`allocatedResourcesStatus`).
     pub allocated: Vec<(ResourceName, DeviceId)>,
     /// Resources it asks for of which kube-scheduler's own count found too few the last time.
     pub insufficient: Vec<ResourceName>,
     /// kube-scheduler has tried it in vain.
     pub refused: bool,
-    /// What kube-scheduler said the last time of nodes that it does not take; kept for members of gangs.
-    pub said: Option<Arc<str>>,
+    /// kube-scheduler's last message about nodes that it does not take; kept for members of gangs.
+    pub scheduler_message: Option<Arc<str>>,
     /// kube-scheduler rejects it before it calls the extender: the reason it gives; kept for members of gangs.
     pub rejected: Option<Arc<str>>,
-    /// What it says of its gang.
+    /// What it declares of its gang.
     pub membership: Option<Arc<Membership>>,
     /// Its claims of volumes, by name; kept for members of gangs.
     pub volume_claims: Vec<Arc<str>>,
@@ -152,7 +152,7 @@ impl Reader {
             allocated: status.allocated(&self.watched),
             insufficient: scheduled.map_or_else(Vec::new, |condition| condition.insufficient(&asked)),
             refused: scheduled.is_some_and(slim::SlimCondition::was_tried),
-            said: scheduled
+            scheduler_message: scheduled
                 .filter(|_| membership.is_some())
                 .and_then(slim::SlimCondition::own_words)
                 .map(|words| self.words.of(&words)),
@@ -199,7 +199,7 @@ impl PodFacts {
         self.request.as_ref().map_or(&[], |request| request.numa())
     }
 
-    /// Bind order, as far as the API tells after a restart: by the second of binding, then creation, then UID.
+    /// Bind order, as far as the API shows it after a restart: by the second of binding, then creation, then UID.
     pub fn order(&self, other: &Self) -> Ordering {
         let key = |pod: &Self| {
             let (bound, created) = pod.bound_and_created;
@@ -244,7 +244,7 @@ fn stage(pod: &SlimPod) -> Stage {
     }
 }
 
-/// What a pod says of its gang.
+/// What a pod declares of its gang.
 fn membership(pod: &SlimPod) -> Option<Arc<Membership>> {
     let metadata = &pod.metadata;
     let owners = metadata.owner_references.iter().flatten();

@@ -353,14 +353,14 @@ impl Watches {
     ) -> BoxStream<'static, WatchEvent> {
         let health = Arc::clone(&self.health);
         // The last error: one that persists is logged once.
-        let mut said: Option<String> = None;
+        let mut reported: Option<String> = None;
         events
             .filter_map(move |event| {
                 match &event {
                     // No object yet.
                     Ok(Event::Init) => {}
                     Ok(_) => {
-                        said = None;
+                        reported = None;
                         health.watch_works(source, gantry_runtime::now());
                     }
                     Err(error) if source == Source::Gangs && is_undefined(error) => {
@@ -376,14 +376,14 @@ impl Watches {
                     Err(error) => {
                         let undefined = source == Source::Gangs && is_undefined(&error);
                         let error = chain(&error);
-                        if said.as_ref() == Some(&error) {
+                        if reported.as_ref() == Some(&error) {
                             tracing::debug!(source = source.as_str(), %error, "watch failed again");
                         } else if undefined {
                             tracing::warn!("Gangs are not defined here; apply manifests/crds.yaml");
                         } else {
                             tracing::warn!(source = source.as_str(), %error, "watch failed, trying again");
                         }
-                        said = Some(error);
+                        reported = Some(error);
                         undefined.then_some(WatchEvent::Undefined(source))
                     }
                 };

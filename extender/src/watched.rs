@@ -31,7 +31,7 @@ impl Watched {
         Self { defaults: Arc::new(defaults), cheapest: cheapest.into(), ..self }
     }
 
-    /// What the pods of a namespace ask for where they do not say.
+    /// What the pods of a namespace ask for where they do not state it.
     pub fn placement(&self, namespace: &str) -> &PlacementRequest {
         self.defaults.of(namespace)
     }

@@ -73,7 +73,7 @@ impl Live {
     }
 }
 
-/// What a node says of itself, with one label that may change.
+/// What a node reports of itself, with one label that may change.
 pub(crate) fn facts(number: u32, label: u32) -> gantry_gang::NodeFacts {
     gantry_gang::NodeFacts {
         name: format!("n{number}").into(),

@@ -38,7 +38,7 @@ pub(crate) async fn run(binder: Binder, events: Events, metrics: Arc<Metrics>, s
                     if result.is_err() {
                         binder.store.update(|index| index.bring_again(&target.uid));
                     }
-                    tell(&events, &metrics, &target, &result);
+                    report(&events, &metrics, &target, &result);
                 }
             }
         }
@@ -84,7 +84,7 @@ async fn bind(binder: &Binder, target: &Target) -> Result<(), Failure> {
 }
 
 /// Counts a bind, and writes the Event that kube-scheduler would write for a bind of its own.
-fn tell(events: &Events, metrics: &Metrics, target: &Target, result: &Result<(), Failure>) {
+fn report(events: &Events, metrics: &Metrics, target: &Target, result: &Result<(), Failure>) {
     metrics.bind_ended(result);
     let Target { uid, namespace, name, node } = target;
     match result {

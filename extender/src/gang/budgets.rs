@@ -18,7 +18,7 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
         without: "no pod is preempted; manifests/extender-preempt.yaml gives that right",
     };
     let mut known = BTreeMap::new();
-    let tell = |change| {
+    let apply = |change| {
         match change {
             Change::All(budgets) => known = budgets.into_iter().collect(),
             Change::Is(key, budget) => drop(known.insert(key, budget)),
@@ -41,7 +41,7 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
         Some(((namespace, "".into()), all))
     };
     let memory = Arc::clone(store.memory());
-    follow(budgets, (Kind::Budget, &memory), words, read, refused, tell, shutdown).await;
+    follow(budgets, (Kind::Budget, &memory), words, read, refused, apply, shutdown).await;
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Events of gangs, on the Gang and on its pods. Bounded: an Event that cannot be written in time is dropped, because the Gang's status says
-//! the same.
+//! Events of gangs, on the Gang and on its pods. Bounded: an Event that cannot be written in time is dropped, because the Gang's status
+//! states the same.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ impl Events {
     }
 
     fn queue(&self, about: About, message: Message) {
-        // If the queue is full the message is dropped: the status says the same.
+        // If the queue is full the message is dropped: the status states the same.
         let _ = self.0.try_send((about, message));
     }
 }

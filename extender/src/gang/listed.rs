@@ -40,7 +40,7 @@ pub(super) async fn follow<K, V>(
     words: Words,
     read: impl Fn(&K) -> Option<V>,
     refused: impl Fn(&str) -> Option<(Key, V)>,
-    mut tell: impl FnMut(Change<V>),
+    mut apply: impl FnMut(Change<V>),
     shutdown: CancellationToken,
 ) where
     K: Streamed,
@@ -70,24 +70,24 @@ pub(super) async fn follow<K, V>(
     };
     let mut listing = Vec::new();
     // The last logged error. The same error is logged once.
-    let mut said: Option<Trouble> = None;
+    let mut reported: Option<Trouble> = None;
     while let Some(Some(event)) = shutdown.run_until_cancelled(events.next()).await {
         match event {
             // No event yet.
             Ok(Event::Init) => listing = Vec::new(),
             Ok(event) => {
-                said = None;
+                reported = None;
                 match event {
                     Event::Init => {}
                     Event::InitApply(object) => listing.extend(found(object).ok()),
-                    Event::InitDone => tell(Change::All(std::mem::take(&mut listing))),
-                    Event::Apply(object) => tell(match found(object) {
+                    Event::InitDone => apply(Change::All(std::mem::take(&mut listing))),
+                    Event::Apply(object) => apply(match found(object) {
                         Ok((key, value)) => Change::Is(key, value),
                         Err(key) => Change::Gone(key),
                     }),
                     Event::Delete(object) => {
                         memory.release(kind, &About::of(kind, &object.object).uid);
-                        tell(Change::Gone(key(&object.object)));
+                        apply(Change::Gone(key(&object.object)));
                     }
                 }
             }
@@ -95,7 +95,7 @@ pub(super) async fn follow<K, V>(
                 let trouble = Trouble::of(&error);
                 let error = chain(&error);
                 match trouble {
-                    _ if said == Some(trouble) => {
+                    _ if reported == Some(trouble) => {
                         tracing::debug!(what = words.what, %error, "still cannot be followed");
                     }
                     Trouble::Forbidden => {
@@ -105,7 +105,7 @@ pub(super) async fn follow<K, V>(
                         tracing::warn!(%error, "{} cannot be followed, trying again", words.what);
                     }
                 }
-                said = Some(trouble);
+                reported = Some(trouble);
             }
         }
     }

@@ -44,7 +44,7 @@ pub async fn run(
         client,
         memory,
         table: OwnerTable::default(),
-        tell: sender,
+        sender,
         tasks: JoinSet::new(),
         following: BTreeMap::new(),
         resources: BTreeMap::new(),
@@ -77,7 +77,7 @@ struct OwnerWatcher {
     client: Client,
     memory: Arc<ObjectMemory>,
     table: OwnerTable,
-    tell: mpsc::Sender<News>,
+    sender: mpsc::Sender<News>,
     tasks: JoinSet<()>,
     following: BTreeMap<OwnerKind, AbortHandle>,
     resources: BTreeMap<OwnerKind, ApiResource>,
@@ -95,7 +95,8 @@ impl OwnerWatcher {
             }
         }
         for kind in changes.begin {
-            let task = follow::follow(self.client.clone(), kind, Arc::clone(&self.memory), self.tell.clone());
+            let task =
+                follow::follow(self.client.clone(), kind, Arc::clone(&self.memory), self.sender.clone());
             self.following.insert(kind, self.tasks.spawn(task));
         }
         // The handles of the tasks that were ended.

@@ -21,7 +21,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use action::{Action, End, Pod, hindrance, perform, told};
+use action::{Action, End, Pod, hindrance, message_of, perform};
 
 use super::events::Events;
 use crate::index::Store;
@@ -87,7 +87,7 @@ struct Worker {
     metrics: Arc<Metrics>,
     orders: Orders,
     open: BTreeMap<(PodUid, Action), Open>,
-    /// What may not be done, and for whom: said once, until it is done after all.
+    /// What may not be done, and for which gang: reported once, until it is done after all.
     forbidden: BTreeSet<(Arc<GangKey>, &'static str)>,
     running: FuturesUnordered<BoxFuture<'static, (Pod, Action, End)>>,
 }
@@ -188,7 +188,7 @@ impl Worker {
         match end {
             End::Done => {
                 self.allowed(pod, action);
-                if let Some(message) = told(action) {
+                if let Some(message) = message_of(action) {
                     self.events.pod(&pod.namespace, &pod.name, &pod.uid, message);
                 }
             }
@@ -211,7 +211,7 @@ impl Worker {
         if matches!(end, End::Done | End::Moot) {
             self.over(&key);
         } else if failed + 1 >= TRIES {
-            // What is in the way stays said: it was not done.
+            // What is in the way stays reported: it was not done.
             self.open.remove(&key);
         } else if let Some(open) = self.open.get_mut(&key) {
             open.busy = false;
@@ -235,20 +235,20 @@ impl Worker {
         }
     }
 
-    /// Says that a budget does not let a pod go: in an Event the first time, and in the gang's status as long as it is so.
+    /// Reports that a budget does not let a pod go: in an Event the first time, and in the gang's status as long as it is so.
     fn kept_by_budget(&self, pod: &Pod, action: &Action, why: &str, first: bool) {
         let Some(gang) = self.gang(pod, action) else {
             return;
         };
         let message = hindrance(pod, action, why);
-        self.say_in_status(&gang, Blocker::Budget, &message);
+        self.report_in_status(&gang, Blocker::Budget, &message);
         if first {
             self.events.gang(&gang, message);
         }
     }
 
-    /// Has the gang's status say what hinders it, unless it does.
-    fn say_in_status(&self, gang: &GangKey, what: Blocker, message: &Message) {
+    /// Reports in the gang's status what hinders it, unless it is reported already.
+    fn report_in_status(&self, gang: &GangKey, what: Blocker, message: &Message) {
         if !self.store.read(|index| index.gangs().is_blocked(gang, what)) {
             let note: Arc<str> = (*message.note).into();
             self.store.update(|index| index.hindered(gang, what, Some(note)));
@@ -263,20 +263,20 @@ impl Worker {
             return;
         };
         let still = |((_, of), open): (&(PodUid, Action), &Open)| of == action && open.budget;
-        let said = self.store.read(|index| index.gangs().is_blocked(gang, Blocker::Budget));
-        if said && !self.open.iter().any(still) {
+        let reported = self.store.read(|index| index.gangs().is_blocked(gang, Blocker::Budget));
+        if reported && !self.open.iter().any(still) {
             self.store.update(|index| index.hindered(gang, Blocker::Budget, None));
         }
     }
 
-    /// Says once for a gang that a right is missing, in its status as long as it is.
+    /// Reports once for a gang that a right is missing, in its status as long as it is.
     fn forbidden(&mut self, pod: &Pod, action: &Action, why: &str) {
         let why = format!("{why}; {} gives that right", action.right());
         let message = hindrance(pod, action, &why);
         let known = self.gang(pod, action).map(|gang| (gang, action.label()));
         // Each time: a gang that was made again is not hindered yet.
         if let Some((gang, _)) = &known {
-            self.say_in_status(gang, action.hindrance(), &message);
+            self.report_in_status(gang, action.hindrance(), &message);
         }
         if known.as_ref().is_some_and(|known| self.forbidden.contains(known)) {
             tracing::debug!(pod = %pod.name, namespace = %pod.namespace, what = action.label(), %why, "still forbidden");

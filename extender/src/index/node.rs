@@ -437,7 +437,7 @@ impl Node {
         }
     }
 
-    /// The class of this one node, with every device told apart; `None` without an inventory.
+    /// The class of this one node, with every device distinguished; `None` without an inventory.
     pub(super) fn exact(&self, held: &[DeviceSet]) -> Option<Class> {
         let inventory = self.inventory.as_ref()?;
         Some(self.class(inventory, held, |_, set| set))

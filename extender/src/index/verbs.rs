@@ -1,5 +1,5 @@
-//! The verbs of the extender API, each as one step of the index: filter, prioritize, preempt and bind. What
-//! kube-scheduler is told and what follows from it are decided on one state.
+//! The verbs of the extender API, each as one step of the index: filter, prioritize, preempt and bind. The
+//! response to kube-scheduler and what follows from it are decided on one state.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -283,7 +283,7 @@ impl Index {
         if let Some(read) = read {
             request = Some(read.request);
             if let Some(pod) = read.facts {
-                self.hear(pod);
+                self.observe_called(pod);
             }
         }
         self.arrive(target, request)
@@ -387,7 +387,7 @@ impl Index {
 
     /// A pod that is known from a call of kube-scheduler only: the watch may be behind. It counts for its gang until the watch shows it, but
     /// not for long.
-    pub fn hear(&mut self, pod: PodFacts) {
+    pub fn observe_called(&mut self, pod: PodFacts) {
         self.gangs.pod_called(&mut self.facts, pod);
     }
 
@@ -465,7 +465,7 @@ impl Index {
             Belongs::Gang => (true, FollowUp::Nothing),
             Belongs::Unknown => match read.filter(|pod| pod.membership.is_some()) {
                 Some(pod) => {
-                    self.hear(pod);
+                    self.observe_called(pod);
                     (true, FollowUp::Plan)
                 }
                 None => (false, FollowUp::Nothing),

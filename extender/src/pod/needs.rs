@@ -105,8 +105,8 @@ impl SlimSpec {
         claims.collect()
     }
 
-    /// What the pod takes of a node: max(init containers, sidecars + app containers), as they run one after another, the word of the pod as
-    /// a whole where it says one, and overhead.
+    /// What the pod takes of a node: max(init containers, sidecars + app containers), as they run one after another, the amount of the
+    /// pod as a whole where it states one, and overhead.
     pub(super) fn load(&self, status: Option<&SlimStatus>, watched: &Watched) -> Resources {
         let mut lasting = Resources::default();
         let mut peak = Resources::default();

@@ -38,7 +38,7 @@ pub struct OtherPod {
     pub leaving: bool,
     /// While it is: when it has to be gone, its grace period being over, in seconds since 1970.
     pub ends: Option<i64>,
-    /// What it says of its gang.
+    /// What it declares of its gang.
     pub membership: Option<Arc<Membership>>,
     /// The annotations that request something of devices, though it asks for none.
     pub written: Arc<WrittenRequest>,

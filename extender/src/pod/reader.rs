@@ -113,7 +113,7 @@ impl Seen {
                     ..Needs::default()
                 }),
                 membership: None,
-                said: None,
+                scheduler_message: None,
                 rejected: None,
                 volume_claims: Vec::new(),
                 insufficient: Vec::new(),
@@ -169,7 +169,7 @@ mod weight {
             + needs(&pod.needs)
             + profile(&pod.profile)
             + pod.grant.as_deref().map_or(0, str::len)
-            + pod.said.as_deref().map_or(0, text)
+            + pod.scheduler_message.as_deref().map_or(0, text)
             + pod.rejected.as_deref().map_or(0, text)
             + pod.volume_claims.iter().map(|claim| text(claim)).sum::<usize>()
             + pod.insufficient.len() * ENTRY

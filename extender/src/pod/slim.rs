@@ -356,7 +356,7 @@ pub(super) struct SlimCondition {
 pub(super) struct SlimContainerStatus {
     pub(super) name: String,
     state: SlimState,
-    /// What the node has set aside for it, and what it runs with: after a resize not yet what the spec says.
+    /// What the node has set aside for it, and what it runs with: after a resize not yet what the spec states.
     pub(super) allocated_resources: BTreeMap<String, String>,
     pub(super) resources: SlimResources,
     allocated_resources_status: Vec<SlimAllocated>,
@@ -448,16 +448,16 @@ impl SlimCondition {
             .collect()
     }
 
-    /// What kube-scheduler itself says of nodes that it does not take, without how many: `0/5 nodes are available: 2 node(s) had volume
-    /// node affinity conflict, 3 gang a/b: ...`. What an extender said is not among it.
+    /// What kube-scheduler itself reports of nodes that it does not take, without how many: `0/5 nodes are available: 2 node(s) had volume
+    /// node affinity conflict, 3 gang a/b: ...`. The reasons of extenders are left out.
     pub(super) fn own_words(&self) -> Option<String> {
         if !self.is_refusal() {
             return None;
         }
-        let (_, said) = self.message.as_deref()?.split_once(" nodes are available: ")?;
-        let said = said.split(". ").next()?.trim_end_matches('.');
+        let (_, reasons) = self.message.as_deref()?.split_once(" nodes are available: ")?;
+        let reasons = reasons.split(". ").next()?.trim_end_matches('.');
         let mut words: Vec<&str> = Vec::new();
-        for part in said.split(", ") {
+        for part in reasons.split(", ") {
             let (count, reason) = part.split_once(' ').unwrap_or_default();
             let counted = !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit());
             if counted && OWN.iter().any(|own| reason.starts_with(own)) {
@@ -479,12 +479,12 @@ impl SlimCondition {
         if !self.is_refusal() {
             return None;
         }
-        let (_, said) = self.message.as_deref()?.split_once(" nodes are available: ")?;
-        let said = said.split(". ").next()?.trim_end_matches('.');
-        let of_nodes = said.starts_with(|first: char| first.is_ascii_digit());
-        let end = said.char_indices().map(|(at, _)| at).take_while(|at| *at <= MAX_REJECTION).last()?;
-        let said = if said.len() > MAX_REJECTION { &said[..end] } else { said };
-        (!of_nodes && !said.is_empty()).then_some(said)
+        let (_, reason) = self.message.as_deref()?.split_once(" nodes are available: ")?;
+        let reason = reason.split(". ").next()?.trim_end_matches('.');
+        let of_nodes = reason.starts_with(|first: char| first.is_ascii_digit());
+        let end = reason.char_indices().map(|(at, _)| at).take_while(|at| *at <= MAX_REJECTION).last()?;
+        let reason = if reason.len() > MAX_REJECTION { &reason[..end] } else { reason };
+        (!of_nodes && !reason.is_empty()).then_some(reason)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the rules of remediation do now: a pure function of the rules, the health of all nodes and what was done before.
 //!
-//! 1. A rule is due for a GPU when as many faults that it matches began within its window as its rate says, one of them
+//! 1. A rule is due for a GPU when as many faults that it matches began within its window as its rate states, one of them
 //!    is still there, and the newest began after the rule's last action on the GPU. So every fault is acted on once.
 //!    An Xid of an application is an event and leaves the GPU healthy. It is there as long as the window, at most an
 //!    [`HOUR`], and a rule acts on the events of a GPU once in an hour.

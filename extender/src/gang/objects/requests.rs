@@ -134,8 +134,8 @@ fn failure(error: &kube::Error) -> Failure {
 /// Whether etcd or the API server refuses an object for its size. Both are reported as internal errors (500), but
 /// nothing was done, and a retry would fail again.
 fn is_too_large(words: &str) -> bool {
-    let said = ["etcdserver: request is too large", "trying to send message larger than max"];
-    said.iter().any(|said| words.contains(said))
+    let known = ["etcdserver: request is too large", "trying to send message larger than max"];
+    known.iter().any(|text| words.contains(text))
 }
 
 fn folder(name: &Name) -> String {

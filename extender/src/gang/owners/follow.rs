@@ -30,7 +30,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Time limit of a question about one object: others wait for it.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// What a watch tells.
+/// What a watch reports.
 #[derive(Debug)]
 pub(super) enum News {
     /// It is served there, and a list begins.
@@ -45,19 +45,19 @@ pub(super) enum News {
     Absent(OwnerKind),
 }
 
-/// Watches a kind for ever: until the other end of `tell` is dropped.
+/// Watches a kind until the receiver of `sender` is dropped.
 pub(super) async fn follow(
     client: Client,
     kind: OwnerKind,
     memory: Arc<ObjectMemory>,
-    tell: mpsc::Sender<News>,
+    sender: mpsc::Sender<News>,
 ) {
-    let mut said = false;
+    let mut reported = false;
     loop {
         let absent = match served(&client, kind).await {
             Ok(Some(resource)) => {
-                let ended = watch_at(&client, (kind, resource), &memory, &tell, &mut said).await;
-                if tell.is_closed() {
+                let ended = watch_at(&client, (kind, resource), &memory, &sender, &mut reported).await;
+                if sender.is_closed() {
                     return;
                 }
                 ended
@@ -73,13 +73,13 @@ pub(super) async fn follow(
                 false
             }
         };
-        if absent && tell.send(News::Absent(kind)).await.is_err() {
+        if absent && sender.send(News::Absent(kind)).await.is_err() {
             return;
         }
         let pause = tokio::time::sleep(if absent { ABSENT } else { AGAIN });
         tokio::select! {
             () = pause => {}
-            () = tell.closed() => return,
+            () = sender.closed() => return,
         }
     }
 }
@@ -107,13 +107,14 @@ async fn served(client: &Client, kind: OwnerKind) -> Result<Option<ApiResource>,
     Ok(None)
 }
 
-/// Watches until the kind is no longer served or may not be read (`true`), or nobody listens. `said`: the log says already that it may not.
+/// Watches until the kind is no longer served or may not be read (`true`), or the receiver is dropped. `reported`: the missing right is in
+/// the log.
 async fn watch_at(
     client: &Client,
     (kind, resource): (OwnerKind, ApiResource),
     memory: &Arc<ObjectMemory>,
-    tell: &mpsc::Sender<News>,
-    said: &mut bool,
+    sender: &mpsc::Sender<News>,
+    reported: &mut bool,
 ) -> bool {
     let objects: Api<Slim> = Api::all_with(client.clone(), &resource);
     let mut events = stream::events(objects, Kind::Owner, Arc::clone(memory), stream::in_pages())
@@ -122,12 +123,12 @@ async fn watch_at(
     loop {
         let event = tokio::select! {
             event = events.next() => event,
-            () = tell.closed() => return false,
+            () = sender.closed() => return false,
         };
         let news = match event {
             Some(Ok(Event::Init)) => News::Begins(kind, resource.clone()),
             Some(Ok(Event::InitDone)) => {
-                *said = false;
+                *reported = false;
                 News::Ends(kind)
             }
             Some(Ok(Event::Apply(object) | Event::InitApply(object))) => {
@@ -144,11 +145,11 @@ async fn watch_at(
                 };
                 let error = chain(&error);
                 if absent {
-                    // A right that was left out is an operator's choice; the gangs that want for it say so themselves.
-                    if !*said {
+                    // A right that was left out is an operator's choice; the status of each gang that needs it reports this.
+                    if !*reported {
                         tracing::info!(kind = %resource.kind, error, "owners of this kind cannot be read; they are looked for again");
                     }
-                    *said = true;
+                    *reported = true;
                     return true;
                 }
                 tracing::warn!(kind = %resource.kind, error, "watch of owners failed, trying again");
@@ -156,7 +157,7 @@ async fn watch_at(
             }
             None => return false,
         };
-        if tell.send(news).await.is_err() {
+        if sender.send(news).await.is_err() {
             return false;
         }
     }

@@ -172,11 +172,11 @@ impl World {
 
     /// Waits until this is the last minimum that was told of an owner.
     async fn until(&self, owner: &OwnerRef, min: Option<u32>) {
-        self.until_told(owner, |told| told.and_then(|facts| facts.min) == min).await;
+        self.until_reported(owner, |told| told.and_then(|facts| facts.min) == min).await;
     }
 
     /// Waits until that can be said of the last that was told of an owner.
-    async fn until_told(&self, owner: &OwnerRef, holds: impl Fn(Option<&OwnerFacts>) -> bool) {
+    async fn until_reported(&self, owner: &OwnerRef, holds: impl Fn(Option<&OwnerFacts>) -> bool) {
         let there = async {
             while !self.told.lock().unwrap().get(owner).is_some_and(|told| holds(told.as_deref())) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -221,7 +221,7 @@ async fn an_owner_that_is_over_is_told_so() {
     played.events.insert(JOBSETS, vec![json!({"type": "MODIFIED", "object": ended})]);
     let train = wanted(OwnerKind::JobSet, "train", "");
     let world = World::start(played, std::slice::from_ref(&train));
-    world.until_told(&train, |told| told.is_some_and(|facts| facts.over)).await;
+    world.until_reported(&train, |told| told.is_some_and(|facts| facts.over)).await;
 }
 
 #[tokio::test]
@@ -233,7 +233,7 @@ async fn all_of_a_status_is_there_that_tells_whether_an_owner_is_over() {
     let train = wanted(OwnerKind::MpiJob, "train", "");
     let world = World::start(played, std::slice::from_ref(&train));
     world.until(&train, Some(2)).await;
-    world.until_told(&train, |told| told.is_some_and(|facts| facts.over)).await;
+    world.until_reported(&train, |told| told.is_some_and(|facts| facts.over)).await;
 }
 
 #[tokio::test]

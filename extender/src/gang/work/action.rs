@@ -130,7 +130,7 @@ pub(super) async fn perform(
     }
 }
 
-/// Says in the pod's status that it does not go by a fault of its own, as eviction does: by this a Job's `podFailurePolicy` can leave such
+/// Marks in the pod's status that it does not end by a fault of its own, as eviction does: by this a Job's `podFailurePolicy` can leave such
 /// ends uncounted, which would else use up its `backoffLimit` and have its controller wait longer with each pod.
 async fn mark_disrupted(client: &Client, pod: &Pod, path: &str, why: &str) -> Result<(), (u16, String)> {
     let patch = json!({
@@ -205,7 +205,7 @@ fn answered<T>(answer: Result<Result<T, kube::Error>, Elapsed>) -> Result<T, (u1
     }
 }
 
-/// What the API server says, with the causes: of an eviction only they name the budget.
+/// The message of the API server, with the causes: of an eviction only they name the budget.
 fn in_full(status: &Status) -> String {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let causes = causes.filter(|cause| !cause.message.is_empty());
@@ -235,8 +235,8 @@ pub(super) fn hindrance(pod: &Pod, action: &Action, why: &str) -> Message {
     event::message(Reason::Blocked, true, format!("pod {}: {what}: {why}", pod.name))
 }
 
-/// What the pod's own Event says once it is done.
-pub(super) fn told(action: &Action) -> Option<Message> {
+/// The pod's own Event once it is done.
+pub(super) fn message_of(action: &Action) -> Option<Message> {
     let (reason, note) = match action {
         Action::Ungate => return None,
         Action::Evict(by) => {

@@ -53,7 +53,7 @@ impl Machine {
         }
     }
 
-    /// The gang to be planned next; `growth` tells whether refused ones are worth another plan.
+    /// The gang to be planned next; `growth` shows whether refused ones are worth another plan.
     pub(super) fn next(&mut self, now: Now, growth: u64) -> Option<PlanRequest> {
         self.gangs.next(now, growth)
     }

@@ -215,8 +215,8 @@ impl PodReporter<'_> {
             rejected: pod.rejected.clone(),
             elsewhere,
         });
-        if let Some(said) = &pod.said {
-            self.machine.observe(self.now(), GangEvent::SchedulerMessage { pod: &pod.uid, message: said });
+        if let Some(message) = &pod.scheduler_message {
+            self.machine.observe(self.now(), GangEvent::SchedulerMessage { pod: &pod.uid, message });
         }
     }
 
@@ -320,7 +320,7 @@ fn grant_of(pod: &PodFacts) -> Option<Grant> {
 }
 
 /// What a bound pod was granted of each resource; empty unless that is all that it requests. A grant may name no devices, where it cannot
-/// tell containers apart, or may have been edited: it is no reservation of a member then.
+/// distinguish containers, or may have been edited: it is no reservation of a member then.
 fn granted(grant: Option<&Grant>, request: &Request) -> Devices {
     let Some(grant) = grant else {
         return Devices::new();

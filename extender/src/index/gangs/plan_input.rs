@@ -19,7 +19,7 @@ use gantry_planner::request::Request;
 use gantry_planner::snapshot::{BackfillReservation, NodeIx};
 
 /// Nodes that kube-scheduler offered for members whose planned node it did not offer, by gang and shape: what keeps one node from being
-/// offered often keeps others too, so the gang is planned on those. Offers for one shape say nothing of another.
+/// offered often keeps others too, so the gang is planned on those. Offers for one shape do not count for another.
 #[derive(Debug, Default)]
 pub(super) struct Offers(HashMap<Arc<GangKey>, HashMap<Shape, BTreeSet<NodeIx>>>);
 

@@ -44,7 +44,7 @@ type Asked = (Arc<Terms>, usize, u32);
 #[derive(Debug)]
 struct Refused {
     asked: Asked,
-    /// The free devices that the refusal tells.
+    /// The free devices that the refusal states.
     free: Arc<BTreeMap<ResourceName, u64>>,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Reclaim {
     releasable: ReleasableDevices,
     /// The last refusals of gangs.
     refused: HashMap<Arc<GangKey>, Refused>,
-    /// When refusals were last replaced because they told of other free devices.
+    /// When refusals were last replaced because they stated other free devices.
     refreshed: Option<Instant>,
     /// What gangs asked for that did not use what was released for them.
     unused: HashMap<Arc<GangKey>, Asked>,
@@ -183,7 +183,7 @@ impl Reclaim {
             self.waits.remove(&wanted.gang);
         }
         if is_stable && !is_placed {
-            // A repeated refusal tells what it told before.
+            // A repeated refusal states the same as before.
             let free = Arc::clone(self.free.of(snapshot));
             let refused = || Refused { asked: asked_for(wanted), free };
             self.refused.entry(Arc::clone(&wanted.gang)).or_insert_with(refused);

@@ -247,12 +247,12 @@ impl ReservationTracker {
 /// that it schedules. A member that is bound again without kube-scheduler must be created again.
 fn report_narrowed(machine: &mut Machine, facts: &mut Facts, shapes: &Shapes) {
     let mut doubtful: BTreeMap<Arc<GangKey>, BTreeSet<u32>> = BTreeMap::new();
-    for (node, told) in facts.resources.take_narrowed() {
+    for (node, changed) in facts.resources.take_narrowed() {
         let Some(entry) = facts.nodes.get(node) else {
             continue;
         };
         for place in entry.occupancy().gang_reservations() {
-            if told || is_crowded(facts, shapes, node, place) {
+            if changed || is_crowded(facts, shapes, node, place) {
                 doubtful.entry(Arc::clone(&place.gang)).or_default().insert(place.slot);
             }
         }

@@ -393,7 +393,7 @@ fn a_pod_that_only_a_call_speaks_of_counts_but_not_for_long() {
     let pods = members("a", 2, 8);
     create(&cluster, &pods[..1]);
     let facts = crate::fixtures::facts(&pods[1]);
-    cluster.store.update(|index| index.hear(facts));
+    cluster.store.update(|index| index.observe_called(facts));
     assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
     cluster.wait(20);
     assert_ne!(phase(&cluster, "a"), GangPhase::Reserved);
@@ -411,7 +411,7 @@ fn late_call_does_not_revive_a_deleted_pod() {
     }
     for pod in &pods {
         let facts = crate::fixtures::facts(pod);
-        cluster.store.update(|index| index.hear(facts));
+        cluster.store.update(|index| index.observe_called(facts));
     }
     cluster.wait(1);
     assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));

@@ -28,7 +28,7 @@ pub struct GangView {
     pub name: Arc<str>,
     /// Name of its Gang object.
     pub object: String,
-    /// By which convention its pods say that they are a gang.
+    /// The convention by which its pods declare that they are a gang.
     pub integration: &'static str,
     /// Who decided its size, if that is known.
     pub decided_by: Option<Arc<str>>,
@@ -220,13 +220,13 @@ impl<'a> GangViews<'a> {
         self.gangs.goes_with(pod)
     }
 
-    /// What the members of a gang are told whose decision is being written.
+    /// The message for the members of a gang while its decision is being written.
     pub fn deciding(&self, gang: &GangKey) -> Option<Arc<str>> {
         let view = self.gangs.view(gang)?;
         (view.phase() == GangPhase::Committing).then(|| Arc::clone(&view.waits().message))
     }
 
-    /// Why a pod waits for its gang, if it does, in the words that filter answers. Nobody is told while this process does not decide.
+    /// Why a pod waits for its gang, if it does, in the words that filter returns. `None` while this process does not decide.
     pub fn why_waits(&self, uid: &PodUid) -> Option<WaitReason> {
         let knows = self.leading && self.synced;
         knows.then(|| self.gangs.wait_reason(uid)).flatten()

@@ -283,7 +283,7 @@ impl World {
         };
         let request = facts.request.clone().unwrap();
         let target = process.tasks[&task].target.clone();
-        process.store.update(|index| index.hear(facts));
+        process.store.update(|index| index.observe_called(facts));
         if pod.gang.is_none() {
             // What it asks for is known by now.
             let read = ReadPod { request, facts: None };

@@ -193,7 +193,7 @@ impl<'a> ReleasableReservations<'a> {
         !here.is_empty() && room.left.fits(&needed).is_err()
     }
 
-    /// Devices of orphaned reservations that pods which are gone return soon. `soon` says so by the second since 1970 when a pod
+    /// Devices of orphaned reservations that pods which are gone return soon: `soon` decides it by the second since 1970 when a pod
     /// ended.
     pub(super) fn ending(self, priority: i32, mut soon: impl FnMut(i64) -> bool) -> Vec<CandidatePod> {
         let mut pods = Vec::new();
