@@ -50,13 +50,13 @@ fn main() -> anyhow::Result<()> {
     println!("load {load}, seed {seed}, {} hosts, {} leaves", leaves.hosts.len(), leaves.count);
     println!("rule                      leaves/fewest   gangs of 2 to 8 hosts in one leaf   waited or left");
     for rule in [Rule::Spread, Rule::BestFit, Rule::Planner, Rule::WithinBlocks] {
-        let told = play(&leaves, rule, load, seed, leave);
+        let outcome = play(&leaves, rule, load, seed, leave);
         println!(
             "{:<25} {:>13.3} {:>34.1}% {:>16.1}%",
             rule.as_str(),
-            told.used / told.fewest,
-            told.one_leaf / told.small * 100.0,
-            told.waited / told.jobs * 100.0,
+            outcome.used / outcome.fewest,
+            outcome.one_leaf / outcome.small * 100.0,
+            outcome.waited / outcome.jobs * 100.0,
         );
     }
     Ok(())
@@ -69,9 +69,9 @@ enum Rule {
     Spread,
     /// The leaf with the least room that holds all of it, else the leaves with most room and the last one by best fit.
     BestFit,
-    /// The planner, told of leaves alone.
+    /// The planner with leaves alone.
     Planner,
-    /// The planner, told of blocks above them too: a gang lies in one block where it can, if that takes more leaves.
+    /// The planner with the blocks above them too: a gang lies in one block where it can, if that takes more leaves.
     WithinBlocks,
 }
 
@@ -118,7 +118,7 @@ impl Tree {
 
 /// What came of it.
 #[derive(Debug, Default)]
-struct Told {
+struct Outcome {
     jobs: f64,
     waited: f64,
     /// Of gangs of more than one host.
@@ -132,10 +132,10 @@ struct Told {
 /// Hosts, and the GPUs of each.
 type Place = Vec<(usize, DeviceSet)>;
 
-fn play(tree: &Tree, rule: Rule, load: f64, seed: u64, leave: bool) -> Told {
+fn play(tree: &Tree, rule: Rule, load: f64, seed: u64, leave: bool) -> Outcome {
     let mut dice = Dice(seed);
     let mut cluster = Cluster::new(tree, rule == Rule::WithinBlocks);
-    let mut told = Told::default();
+    let mut outcome = Outcome::default();
     let mean = SIZES.iter().map(|(size, often)| f64::from(size * often)).sum::<f64>()
         / SIZES.iter().map(|(_, often)| f64::from(*often)).sum::<f64>();
     let sizes: Vec<u32> = SIZES.iter().flat_map(|(size, often)| (0..*often).map(move |_| *size)).collect();
@@ -174,8 +174,8 @@ fn play(tree: &Tree, rule: Rule, load: f64, seed: u64, leave: bool) -> Told {
             let Some(place) = found else {
                 refused = refused.min(size);
                 if leave {
-                    told.waited += 1.0;
-                    told.jobs += 1.0;
+                    outcome.waited += 1.0;
+                    outcome.jobs += 1.0;
                     queue.remove(at);
                 } else {
                     at += 1;
@@ -185,16 +185,16 @@ fn play(tree: &Tree, rule: Rule, load: f64, seed: u64, leave: bool) -> Told {
             queue.remove(at);
             cluster.take(&place);
             if job > JOBS / 10 {
-                told.count(tree, &place, at > 0 || job + 1 < come);
+                outcome.count(tree, &place, at > 0 || job + 1 < come);
             }
             running[job] = Some(place);
             ends.push(Reverse((((time + lasts) * 1e9) as u64, job)));
         }
     }
-    told
+    outcome
 }
 
-impl Told {
+impl Outcome {
     fn count(&mut self, tree: &Tree, place: &Place, waited: bool) {
         self.jobs += 1.0;
         self.waited += f64::from(u8::from(waited));

@@ -181,7 +181,7 @@ impl PlacementRequest {
     }
 }
 
-/// What one pod's annotations, or one set of defaults, say.
+/// What one pod's annotations, or one set of defaults, state.
 #[derive(Debug, Default)]
 struct Own {
     /// Required and preferred.

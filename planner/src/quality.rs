@@ -29,7 +29,7 @@ pub struct Quality {
     /// Bandwidth of the worst-off container with two GPUs or more, MB/s; 0 where nothing is exchanged.
     pub megabytes_per_second: u64,
     /// What carries the collectives of that pod; the best where nothing is exchanged. Of two sets of equal bandwidth the
-    /// closer one is better: collective libraries do not use peer-to-peer across a PCIe host bridge unless told to.
+    /// closer one is better: collective libraries do not use peer-to-peer across a PCIe host bridge unless configured to.
     pub link: LinkClass,
 }
 

@@ -6,7 +6,7 @@ use gantry_gang::protocol::{MemberRequest, PlanRequest, ShapeId};
 use gantry_gang::terms::{Authority, Rails};
 use gantry_gang::{GangKey, Integration, Repair, Terms, TopologyRequest};
 
-/// A gang of members of 1, 2, 4 or 8 GPUs, the shapes 0 to 3, in one part of `level` if that is said.
+/// A gang of members of 1, 2, 4 or 8 GPUs, the shapes 0 to 3, in one part of `level` if that is given.
 pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> PlanRequest {
     PlanRequest {
         gang: Arc::new(GangKey {

@@ -318,7 +318,7 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &PlanRequest) -> Refusal {
     }
     let hopeless = is_hopeless(views);
     let survey_of = |fits_not: &dyn Fn(&Views<'_, '_>) -> bool| {
-        // With slices a part by itself says nothing.
+        // With slices a part by itself shows nothing.
         let parts =
             if matches!(views.bounds, Bounds::Sliced(..)) { Vec::new() } else { views.demand.parts() };
         parts.into_iter().take(SHAPES).find_map(|(role, counts)| {

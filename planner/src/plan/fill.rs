@@ -1,5 +1,5 @@
 //! Fills the nodes of a domain with members of one shape, down the tree: at each step the fewest parts, so that
-//! neighbours in rank are neighbours in the fabric and unused parts stay whole. The survey says how many each node
+//! neighbours in rank are neighbours in the fabric and unused parts stay whole. The survey counts how many each node
 //! takes.
 
 use std::cmp::Reverse;

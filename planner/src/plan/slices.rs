@@ -224,7 +224,7 @@ pub(super) fn by_slices(
     if !packing.anchors.is_empty() {
         return Some(tight.runs);
     }
-    // As many slices in one domain as in another, as far as the domains' sums tell.
+    // As many slices in one domain as in another, as far as the domains' sums show.
     let total = |slot: usize| groups.iter().map(|(_, counts)| u64::from(counts[slot])).sum::<u64>();
     let parts = tight.laid.iter().map(|(block, laid)| {
         let takes = |slot: usize| u64::from(sums.get(block.0 as usize * slots + slot).copied().unwrap_or(0));

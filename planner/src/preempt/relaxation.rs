@@ -21,7 +21,7 @@ const DEVICES: usize = 4;
 const DIMENSIONS: usize = DEVICES + 4;
 type Amounts = [i64; DIMENSIONS];
 
-/// Numbers of members of several shapes that are told apart; more count as members of the smallest shape.
+/// Numbers of members of several shapes that are distinguished; more count as members of the smallest shape.
 const MOST_COUNTS: usize = 1 << 11;
 /// Choices that a combination remembers, over all nodes.
 const MOST_CHOICES: usize = 1 << 23;
@@ -248,7 +248,7 @@ struct Scale<'w> {
     resources: Vec<&'w ResourceName>,
     needs: Vec<Amounts>,
     mixes: Vec<Vec<u32>>,
-    /// Shapes are not told apart.
+    /// Shapes are not distinguished.
     is_joint: bool,
 }
 
