@@ -31,7 +31,7 @@ pub struct Access {
     pub nodes: Arc<Nodes>,
     /// The names that a runtime can resolve.
     pub entries: Arc<Entries>,
-    /// What NCCL may be told of the machine, if containers get it.
+    /// The topology of the machine for NCCL, if containers get it.
     pub topology: Option<Arc<Topology>>,
 }
 

@@ -237,7 +237,7 @@ impl Handover {
     }
 
     /// Adopts the holders that an earlier run of this plugin published. Devices of missing pods go to quarantine until
-    /// their processes are gone; existing pods hold theirs until PodResources says otherwise. Called after the pods
+    /// their processes are gone; existing pods hold theirs until PodResources reports otherwise. Called after the pods
     /// were listed.
     pub fn adopt(&mut self, holders: &[Holder]) {
         for holder in holders {

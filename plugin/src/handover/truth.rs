@@ -101,7 +101,7 @@ impl Unattributed {
 }
 
 impl Unattributed {
-    /// Whether a list call that began at `ticket` says nothing about it yet.
+    /// Whether a list call that began at `ticket` does not cover it yet.
     pub(super) fn outlasts(&self, ticket: Ticket) -> bool {
         self.ticket.0 + 2 > ticket.0
     }

@@ -42,7 +42,7 @@ struct Window {
 }
 
 impl ClockLog {
-    /// Records a sample; `None` for a GPU that computes nothing, with a clock that says nothing.
+    /// Records a sample; `None` for a GPU that computes nothing, with a clock that proves nothing.
     pub fn record(&mut self, gpu: &GpuUuid, sample: Option<ClockSample>) {
         let window = self.windows.entry(gpu.clone()).or_default();
         let Some(sample) = sample else {

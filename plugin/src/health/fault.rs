@@ -148,7 +148,7 @@ pub struct Outage {
 pub enum OutageKind {
     /// The driver is gone; when it is back, the GPUs have been reset.
     DriverGone,
-    /// NVML cannot be loaded, which says nothing about the driver: the node has none, or it is not installed
+    /// NVML cannot be loaded, which shows nothing about the driver: the node has none, or it is not installed
     /// yet.
     LibraryMissing,
     /// NVML is present but fails.

@@ -39,7 +39,7 @@ pub enum LayoutOutcome {
     Waits(String),
     /// It cannot have what it is to have, whatever is done; nothing was changed.
     Impossible(String),
-    /// The driver refused a step. The text says whether the former instances are back.
+    /// The driver refused a step. The text states whether the former instances are back.
     Refused(String),
 }
 
@@ -87,7 +87,7 @@ impl From<NvmlError> for LayoutOutcome {
 /// A GPU that is brought to a layout.
 struct Gpu<'nvml> {
     device: Device<'nvml>,
-    /// Whether the driver was told to change something.
+    /// Whether the driver was called to change something.
     is_touched: bool,
 }
 

@@ -217,7 +217,7 @@ impl DevicePluginService {
         Some(inventory::Device { id: id.into(), resource: self.resource.clone(), replica, ..now.clone() })
     }
 
-    /// Refuses several replicas at once if the configuration says so.
+    /// Refuses several replicas at once if configured so.
     fn check_size(
         &self,
         inventory: &Inventory,

@@ -68,7 +68,7 @@ impl NvmlError {
         matches!(self.code(), Some(Code::Uninitialized | Code::DriverNotLoaded | Code::LibRmVersionMismatch))
     }
 
-    /// What this error of a GPU's calls means for the GPU. "Lost" is said of a GPU that fell off the bus only.
+    /// What this error of a GPU's calls means for the GPU. "Lost" is used only for a GPU that fell off the bus.
     pub fn of_gpu(&self) -> String {
         match self.code() {
             Some(Code::GpuIsLost | Code::GpuNotFound) => format!("GPU lost: {self}"),

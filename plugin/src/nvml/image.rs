@@ -35,7 +35,7 @@ pub(super) enum ImageError {
     Hollow,
 }
 
-/// Checks that the file at `path` is as long as its headers say, and that its tables are written.
+/// Checks that the file at `path` is as long as its headers state, and that its tables are written.
 pub(super) fn check(path: &Path) -> Result<(), ImageError> {
     // Opening a FIFO waits for a writer.
     if !std::fs::metadata(path)?.is_file() {

@@ -149,7 +149,7 @@ impl<'nvml> Device<'nvml> {
         let mut instances = Vec::new();
         for profile in profiles {
             let (name, function) = symbol!(self.nvml, nvmlDeviceGetGpuInstances)?;
-            // As many as the driver says that there can be, and never less than it may write.
+            // As many as the driver reports as possible, and never less than it may write.
             let mut found = [std::ptr::null_mut(); 256];
             let mut count = c_uint::from(profile.max_instances);
             {

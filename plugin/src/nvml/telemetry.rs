@@ -288,7 +288,7 @@ impl<'nvml> Device<'nvml> {
                 return None;
             }
             let (value, kind) = (field.value, field.valueType);
-            // SAFETY: the type says which member NVML wrote; all members are numbers, for which any bits are valid.
+            // SAFETY: the type states which member NVML wrote; all members are numbers, for which any bits are valid.
             let number = unsafe {
                 match kind {
                     sys::nvmlValueType_enum_NVML_VALUE_TYPE_DOUBLE => value.dVal,

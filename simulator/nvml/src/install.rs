@@ -130,7 +130,7 @@ pub fn place(text: &str, origin: &Path, folder: &Path) -> Result<Placed, Install
     Ok(Placed { library, machine_file, facts, controller: Controller::attach(folder)? })
 }
 
-/// The built library: where `GANTRY_NVML_SIM` says, else near the current executable.
+/// The built library: where `GANTRY_NVML_SIM` points, else near the current executable.
 ///
 /// # Errors
 /// When it is in none of the places.

@@ -1,7 +1,7 @@
 //! A simulated `libnvidia-ml.so.1`, driven by a machine file.
 //!
 //! Built as a shared library it serves any NVML client: it looks for `machine.yaml` beside itself (or where
-//! `GANTRY_SIM_MACHINE` says), so that several machines can live in one process. Linked as a Rust library it offers
+//! `GANTRY_SIM_MACHINE` points), so that several machines can live in one process. Linked as a Rust library it offers
 //! [`control`], which changes a machine while clients run on it; [`companion`], which lays down the `/proc`, `/sys` and `/dev`
 //! entries that NVML alone does not give; and [`install()`], which puts all of it into one folder.
 //!

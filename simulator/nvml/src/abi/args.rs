@@ -92,7 +92,7 @@ impl<T> Out<T> {
         Ok((0..count).map(move |position| Self(unsafe { self.0.add(position) })))
     }
 
-    /// Writes a list as NVML does: `count` says how much fits and gets how much there is.
+    /// Writes a list as NVML does: `count` states how much fits and receives how much there is.
     pub(crate) fn put_list(self, count: Out<c_uint>, items: &[T]) -> Result<(), Status>
     where
         T: Copy,
@@ -195,7 +195,7 @@ impl Status {
     }
 }
 
-/// What `nvmlErrorString` says of a code.
+/// What `nvmlErrorString` returns for a code.
 pub(crate) fn text(code: nvmlReturn_t) -> &'static CStr {
     match code {
         sys::nvmlReturn_enum_NVML_SUCCESS => c"Success",

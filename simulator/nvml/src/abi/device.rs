@@ -104,7 +104,7 @@ nvml! {
         let uuid = uuid.get()?;
         match uuid.type_ {
             sys::nvmlUUIDType_t_NVML_UUID_TYPE_ASCII => {
-                // SAFETY: the type word says which member of the union the caller has filled; both are bytes.
+                // SAFETY: the type word states which member of the union the caller has filled; both are bytes.
                 let bytes = unsafe { uuid.value.str_ };
                 let text: String = bytes.iter().map(|c| *c as u8).take_while(|c| *c != 0).map(char::from).collect();
                 by_uuid(call, &text, device)
@@ -282,7 +282,7 @@ nvml! {
     }
 
     fn nvmlDeviceGetMaxMigDeviceCount(device: Device, count: Out<c_uint>) |call| {
-        // Zero where MIG is not enabled, the header says.
+        // Zero where MIG is not enabled, as the header states.
         let gpu = call.gpu(device)?;
         let most = gpu.facts.profiles.as_ref().map_or(0, |profiles| profiles.compute_slices());
         count.put(if gpu.mig_enabled() { c_uint::from(most) } else { 0 })

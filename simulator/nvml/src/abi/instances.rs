@@ -86,7 +86,7 @@ pub(super) fn printed<const N: usize>(name: &str) -> [c_char; N] {
     fixed(&format!("MIG {name}"))
 }
 
-/// What NVML tells of a profile, in the words of its newest version.
+/// What NVML reports of a profile, in the struct of its newest version.
 fn info(gpu: Target<'_>, profile: &Profile) -> Result<sys::nvmlGpuInstanceProfileInfo_v3_t, Status> {
     let engines = profile.engines;
     Ok(sys::nvmlGpuInstanceProfileInfo_v3_t {

@@ -1,7 +1,7 @@
 //! The C functions of `libnvidia-ml.so.1`. Each is a few lines over the facts, the control state and the session; those that
 //! are not simulated answer so. No function calls another: a client may have loaded several copies of this library.
 //!
-//! Their documentation is NVIDIA's header; only what is special to the simulator is said here.
+//! Their documentation is NVIDIA's header; only what is special to the simulator is stated here.
 #![allow(
     missing_docs,
     unreachable_pub,

@@ -86,7 +86,7 @@ impl Work {
     }
 }
 
-/// The head of `nvmlGpmMetricsGet_t`; the metrics follow, as many as it says.
+/// The head of `nvmlGpmMetricsGet_t`; the metrics follow, as many as it states.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct MetricsGetHead {

@@ -203,7 +203,7 @@ impl Membership {
             None if switched || gpu.facts.fabric.is_some() => COMPLETED,
             None => NOT_SUPPORTED,
         };
-        // A GPU is told its domain when the registration is completed.
+        // A GPU receives its domain when the registration is completed.
         let (cluster, clique) = match &gpu.facts.fabric {
             Some(fabric) if state == COMPLETED => (cluster_bytes(&fabric.cluster_uuid), fabric.clique),
             _ => ([0; 16], 0),
@@ -317,7 +317,7 @@ nvml! {
     }
 
     fn nvmlDeviceGetC2cModeInfoV(device: Device, info: Out<sys::nvmlC2cModeInfo_v1_t>) |call| {
-        // The struct has no version word, whatever its name says.
+        // The struct has no version word, despite its name.
         let gpu = call.gpu(device)?;
         info.put(sys::nvmlC2cModeInfo_v1_t {
             isC2cEnabled: c_uint::from(gpu.facts.product.c2c),

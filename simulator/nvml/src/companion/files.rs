@@ -17,7 +17,7 @@ const LIST: &str = ".gantry-companion";
 /// The list of the entries that change while the machine runs.
 const CHANGING_LIST: &str = ".gantry-companion-mig";
 
-/// What a regular file says that stands for a device node.
+/// The content of a regular file that stands for a device node.
 pub const MARK: &str = "stands for a character device";
 
 /// Lays things down under a root.
@@ -57,7 +57,7 @@ impl Files {
         let mut kept: BTreeSet<PathBuf> = self.made.iter().cloned().collect();
         kept.extend(self.folders.iter().cloned());
         take_away(&self.root, earlier.iter().filter(|path| !kept.contains(*path)).rev())?;
-        // A folder that was there already is ours only if an earlier list says so.
+        // A folder that was there already is ours only if an earlier list names it.
         let ours = earlier.into_iter().filter(|path| self.folders.contains(path));
         let made = std::mem::take(&mut self.made);
         self.made = ours.chain(made).collect();
@@ -116,7 +116,7 @@ impl Files {
         symlink(target, &full).map_err(|source| failed("link", &full, source))
     }
 
-    /// A character device, or where the system does not allow one, a regular file that says so.
+    /// A character device, or where the system does not allow one, a regular file with [`MARK`].
     pub(super) fn device(
         &mut self,
         path: impl AsRef<Path>,

@@ -29,7 +29,7 @@ pub struct Layout {
     pub sys: PathBuf,
     /// Stands for `/dev`.
     pub dev: PathBuf,
-    /// Whether `dev` holds character devices; if not, it holds regular files that say what they stand for.
+    /// Whether `dev` holds character devices; if not, it holds regular files that state what they stand for.
     pub device_nodes: bool,
     /// Pairs of devices with a path class that no PCI tree can show. NVML still reports the class of the machine file.
     pub misfits: Vec<Misfit>,

@@ -146,7 +146,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Gives each NUMA group a node number where no device of it has one: unheard-of ones, so that groups differ.
+    /// Gives each NUMA group a node number where no device of it has one: unused ones, so that groups differ.
     fn settle_numa(&mut self, groups: &[Vec<usize>]) {
         let mut known: BTreeSet<u32> = self.endpoints.iter().filter_map(|endpoint| endpoint.numa).collect();
         for group in groups {
@@ -221,7 +221,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// NVSwitches hang on a host bridge of their own: the machine file says nothing of their paths.
+    /// NVSwitches hang on a host bridge of their own: the machine file states nothing of their paths.
     fn place_switches(&mut self) {
         let Some(first) = self.facts.switches.first() else {
             return;

@@ -206,7 +206,7 @@ fn recut(gpu: &GpuFacts, profiles: &Profiles, before: &Mig, pieces: &[Piece]) ->
     Ok(fresh)
 }
 
-/// Where each piece starts: where it says, else anywhere that leaves room for the others.
+/// Where each piece starts: at its stated start, else anywhere that leaves room for the others.
 fn arrange(profiles: &Profiles, pieces: &[Piece]) -> Result<Vec<u8>, MigRefusal> {
     let mut layout = MigLayout::empty(profiles);
     let mut open: Vec<(usize, &Profile)> = Vec::new();

@@ -47,7 +47,7 @@ pub(super) fn complete(
     Ok(Some(mig))
 }
 
-/// What a MIG device called `device` in a GPU instance of `profile` has. Multiprocessors that no source tells are an eighth of
+/// What a MIG device called `device` in a GPU instance of `profile` has. Multiprocessors that no source states are an eighth of
 /// the board's for each slice, all of them for the whole GPU.
 pub fn attributes(
     profiles: &Profiles,

@@ -100,7 +100,7 @@ pub struct GpuFacts {
     pub links: Vec<Remote>,
     /// Multi-node NVLink domain.
     pub fabric: Option<Fabric>,
-    /// What the product's data sheet says.
+    /// What the product's data sheet states.
     pub product: Product,
     /// The MIG profiles; `None` without MIG support.
     pub profiles: Option<profiles::Product>,
@@ -290,7 +290,7 @@ fn numa_of_near_gpu(machine: &Machine, gpus: &[GpuFacts], position: usize) -> Op
         .and_then(|gpu| gpu.numa)
 }
 
-/// For each GPU its links, by link number; every one is active until the control file says otherwise. Direct bundles take
+/// For each GPU its links, by link number; every one is active until the control file states otherwise. Direct bundles take
 /// the lowest numbers, in the order of the peers; links into NVSwitches follow, spread as evenly as on the real boards.
 fn ports(machine: &Machine) -> Vec<Vec<Remote>> {
     let mut ports: Vec<Vec<Remote>> = vec![Vec::new(); machine.gpus().len()];
