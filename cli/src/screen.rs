@@ -18,7 +18,7 @@ pub(crate) struct Screen {
 }
 
 impl Screen {
-    /// Characters in a line of text: those of the terminal, or as `COLUMNS` says; none where text is not to be wrapped,
+    /// Characters in a line of text: those of the terminal, or as `COLUMNS` sets; none where text is not to be wrapped,
     /// as in a file.
     pub(crate) fn line() -> Option<usize> {
         let terminal = terminal_size::terminal_size().map(|(width, _)| width.0.into());
@@ -26,7 +26,7 @@ impl Screen {
         named_columns().or(terminal).map(|columns: usize| columns.max(NARROWEST))
     }
 
-    /// As wide as `COLUMNS` says, or `columns`. Colors only on a terminal that has them, unless `NO_COLOR` is set
+    /// As wide as `COLUMNS` sets, or `columns`. Colors only on a terminal that has them, unless `NO_COLOR` is set
     /// (<https://no-color.org>).
     pub(crate) fn of_stdout(columns: usize) -> Self {
         let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());

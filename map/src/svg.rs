@@ -71,7 +71,7 @@ fn row(body: &mut String, node: &NodeMap, left: usize, y: usize) -> usize {
     x + BOX
 }
 
-/// Colors that people with color blindness tell apart.
+/// Colors that people with color blindness can distinguish.
 fn fill(state: GpuState) -> &'static str {
     match state {
         GpuState::Free => "#ffffff",

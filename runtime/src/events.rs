@@ -29,7 +29,7 @@ const ATTEMPTS: u32 = 5;
 /// Events that wait for another attempt.
 const MAX_WAITING: usize = 1024;
 
-/// What an Event says.
+/// The content of an Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
     /// Why, for programs.
@@ -85,7 +85,7 @@ pub struct EventRecorder {
 }
 
 impl EventRecorder {
-    /// Reports as `controller`; `instance` tells its processes apart.
+    /// Reports as `controller`; `instance` distinguishes its processes.
     pub fn new(client: Client, controller: &'static str, instance: impl Into<String>) -> Self {
         Self {
             client,

@@ -1,5 +1,5 @@
 //! HTTP of both daemons: endpoints with plain-text responses, probes and metrics among them, and a server for the ones that monitoring
-//! calls. Metrics are OpenMetrics text whatever `Accept` says: every Prometheus since 2.5 reads it, and chooses its parser by `Content-Type`.
+//! calls. Metrics are OpenMetrics text for any `Accept`: every Prometheus since 2.5 reads it, and chooses its parser by `Content-Type`.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -165,7 +165,7 @@ pub trait Listen: Send + Sync {
     /// Where clients connect to.
     ///
     /// # Errors
-    /// The operating system does not tell.
+    /// The operating system does not report the address.
     fn address(&self) -> io::Result<SocketAddr>;
 }
 

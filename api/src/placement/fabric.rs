@@ -187,9 +187,9 @@ impl fmt::Display for CountedDevices {
 /// One sentence without its full stop: the domain that was chosen, and the next best one.
 impl fmt::Display for ComparedFabric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Of the cluster as a whole there is one: the level below says why it is needed.
-        let telling = self.levels.iter().rev().find(|level| level.domains > 1).or(self.levels.last());
-        let Some(level) = telling else {
+        // Of the cluster as a whole there is one: the level below shows why it is needed.
+        let shown = self.levels.iter().rev().find(|level| level.domains > 1).or(self.levels.last());
+        let Some(level) = shown else {
             return Ok(());
         };
         let mut words = level.to_string();

@@ -352,7 +352,7 @@ impl<'a> Question<'a> {
             return Ok(None);
         };
         let seen = self.look(Extent::OfNode(node)).await?;
-        // Of one that was deleted meanwhile, or asks for nothing that is managed there, the whole cluster tells more.
+        // For one that was deleted meanwhile, or asks for nothing that is managed there, the whole cluster shows more.
         let report = self.pod(&seen.store, name).ok();
         Ok(report.filter(|report| report.bound.is_some() && report.gang.is_none()))
     }

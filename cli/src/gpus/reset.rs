@@ -167,7 +167,7 @@ impl Reset {
         bail!(refusal)
     }
 
-    /// Uncordons the GPU if the options say so. Returns whether it is uncordoned.
+    /// Uncordons the GPU if the options request it. Returns whether it is uncordoned.
     async fn uncordon(&self) -> anyhow::Result<bool> {
         let Some(rule) = &self.options.uncordon_of_rule else {
             if self.options.uncordon {

@@ -134,7 +134,7 @@ impl Machine {
         self.gpus().get(index).is_some_and(is_slower) || self.nvlinks_of(index) < self.expected_nvlinks(index)
     }
 
-    /// The NVLinks that GPU `index` should have up by comparison with equal GPUs of the machine; 0 if the comparison says nothing.
+    /// The NVLinks that GPU `index` should have up by comparison with equal GPUs of the machine; 0 if the comparison shows nothing.
     /// Behind NVSwitches equal GPUs have equally many. Direct links differ by design, but on a board that links every GPU
     /// to several, none has no link. A bridge joins only some GPUs of a machine. In MIG mode links are not used.
     pub fn expected_nvlinks(&self, index: usize) -> u32 {
