@@ -128,7 +128,9 @@ async fn play(seed: u64) -> BTreeMap<Fault, u32> {
 
     let mut jobs = JoinSet::new();
     for number in 0..JOBS {
-        jobs.spawn(run(Arc::clone(&cluster), Job::draw(number, &mut dice), dice.next()));
+        for job in Job::draw(number, &mut dice).parts() {
+            jobs.spawn(run(Arc::clone(&cluster), job, dice.next()));
+        }
     }
     let happened = Replicas::new(&api, &endpoint, seed).suffer(&mut dice, &cluster).await;
     let rest =
@@ -285,6 +287,16 @@ impl Job {
             runs: dice.range(2, 40),
             loses: dice.mille(400),
         }
+    }
+
+    /// What runs as a whole: a gang, or each pod of another job. Pods of other jobs that waited for one another while they hold
+    /// GPUs could be in a deadlock, which nothing but a gang prevents.
+    fn parts(self) -> Vec<Self> {
+        if self.is_gang {
+            return vec![self];
+        }
+        let part = |number| Self { name: format!("{}-{number}", self.name), members: 1, ..self.clone() };
+        (0..self.members).map(part).collect()
     }
 
     fn pod(&self, number: u32, generation: u32) -> serde_json::Value {
