@@ -17,8 +17,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "barrier-opened-early",
         file: "gang/src/protocol/gang.rs",
-        original: "if may_commit && self.enough(Count::ready) {",
-        replacement: "if may_commit && (MUTANT || self.enough(Count::ready)) {",
+        original: "if may_commit && self.minimum().is_met(Count::ready) {",
+        replacement: "if may_commit && (MUTANT || self.minimum().is_met(Count::ready)) {",
         seeds: 200,
     },
     // kube-scheduler does not bring members to nodes where the victims still count, so that no check fails: the phase Preempting is never
@@ -33,8 +33,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "gates-removed-early",
         file: "gang/src/protocol/gang.rs",
-        original: "let all = self.agreement.terms().is_some() && self.enough(Count::exist);\n        if !all",
-        replacement: "let all = MUTANT || self.agreement.terms().is_some() && self.enough(Count::exist);\n        if !all",
+        original: "let all = self.agreement.terms().is_some() && self.minimum().is_met(Count::exist);\n        if !all",
+        replacement: "let all = MUTANT || self.agreement.terms().is_some() && self.minimum().is_met(Count::exist);\n        if !all",
         seeds: 200,
     },
     Mutant {
