@@ -28,7 +28,7 @@ enum Step {
     Deliver(usize),
     /// The plugin writes what is true now.
     Publish(usize),
-    /// Somebody deletes the GpuNode.
+    /// A client deletes the GpuNode.
     DeleteObject(usize),
     /// The GpuNode is as the plugin wrote it last.
     RestoreObject(usize),
