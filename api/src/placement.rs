@@ -20,7 +20,7 @@ pub struct Placement {
     pub devices: Vec<String>,
     /// The nodes that were compared. Absent for a member of a gang: its node was reserved with those of the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub compared: Option<Compared>,
+    pub compared: Option<ComparedNodes>,
     /// Where the gang of a member was placed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gang: Option<GangPlacement>,
@@ -42,18 +42,18 @@ pub struct GangPlacement {
 /// The nodes that could have taken a pod.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Compared {
+pub struct ComparedNodes {
     /// How many could, the chosen one included.
     pub nodes: u32,
     /// The best of the others: one of each group of alike nodes, [`Placement::MAX_OTHERS`] at most.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub others: Vec<Other>,
+    pub others: Vec<ComparedNode>,
 }
 
 /// A node that could have taken the pod.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Other {
+pub struct ComparedNode {
     /// Its name.
     pub node: NodeName,
     /// How many nodes are alike, this one included.
@@ -100,7 +100,7 @@ impl Placement {
     const MAX_SENTENCES: usize = 4;
 
     /// An explanation of bounded size: `devices` has one sentence per resource, of which the first few are kept.
-    pub fn new(devices: impl IntoIterator<Item = String>, compared: Option<Compared>) -> Self {
+    pub fn new(devices: impl IntoIterator<Item = String>, compared: Option<ComparedNodes>) -> Self {
         let devices = devices.into_iter().take(Self::MAX_SENTENCES);
         let devices = devices.map(|sentence| ObjectMessage::new(sentence).into()).collect();
         let compared = compared.map(|mut compared| {
@@ -150,7 +150,7 @@ impl fmt::Display for GangPlacement {
     }
 }
 
-impl fmt::Display for Compared {
+impl fmt::Display for ComparedNodes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.nodes, self.others.first()) {
             (1, _) => write!(f, "The only node that fits"),
@@ -160,7 +160,7 @@ impl fmt::Display for Compared {
     }
 }
 
-impl fmt::Display for Other {
+impl fmt::Display for ComparedNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.alike {
             0 | 1 => write!(f, "{}: {}", self.node, self.loss),
@@ -191,8 +191,8 @@ mod tests {
     use super::*;
     use crate::MAX_MESSAGE;
 
-    fn other(alike: u32, loss: Loss) -> Other {
-        Other { node: "desk".into(), alike, loss }
+    fn other(alike: u32, loss: Loss) -> ComparedNode {
+        ComparedNode { node: "desk".into(), alike, loss }
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
             Loss::Name,
         ];
         for loss in losses {
-            let compared = Compared { nodes: 5, others: vec![other(2, loss)] };
+            let compared = ComparedNodes { nodes: 5, others: vec![other(2, loss)] };
             let placement = Placement::new(["GPUs 0,1".to_owned()], Some(compared));
             let text = serde_json::to_string(&placement).unwrap();
             assert_eq!(serde_json::from_str::<Placement>(&text).unwrap(), placement, "{text}");
@@ -231,9 +231,10 @@ mod tests {
 
     #[test]
     fn placement_is_bounded_whatever_it_is_made_of() {
-        let others = vec![Other { node: "n".repeat(253).as_str().into(), ..other(9, Loss::Name) }; 100];
+        let others =
+            vec![ComparedNode { node: "n".repeat(253).as_str().into(), ..other(9, Loss::Name) }; 100];
         let long = vec!["\u{1b}".repeat(10_000); 100];
-        let placement = Placement::new(long, Some(Compared { nodes: 100, others }));
+        let placement = Placement::new(long, Some(ComparedNodes { nodes: 100, others }));
         assert!(placement.devices.iter().all(|sentence| sentence.len() <= MAX_MESSAGE));
         assert!(serde_json::to_string(&placement).unwrap().len() < 4096);
         let long = || "n".repeat(10_000);
@@ -245,7 +246,8 @@ mod tests {
     #[test]
     fn line_names_the_next_best_node() {
         let near = other(3, Loss::Bandwidth { gbs: 48.0, chosen_gbs: 80.0 });
-        let of = |nodes, others| Placement::new(["GPUs 0,1: x".to_owned()], Some(Compared { nodes, others }));
+        let of =
+            |nodes, others| Placement::new(["GPUs 0,1: x".to_owned()], Some(ComparedNodes { nodes, others }));
         let on = |placement: Placement| placement.on(&"dgx1".into());
         assert_eq!(
             on(of(12, vec![near])),

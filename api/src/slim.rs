@@ -35,7 +35,7 @@ pub fn metadata<'de, A: ReadsAnnotation, D: Deserializer<'de>>(reader: D) -> Res
         labels: read.labels,
         owner_references: (!controllers.is_empty()).then_some(controllers),
         annotations: read.annotations.map(|read| read.0).filter(|read| !read.is_empty()),
-        creation_timestamp: read.creation_timestamp.and_then(Written::time),
+        creation_timestamp: read.creation_timestamp.and_then(WrittenTime::time),
         deletion_timestamp: read
             .deletion_timestamp
             .map(|written| written.time().unwrap_or(Time(Timestamp::UNIX_EPOCH))),
@@ -48,7 +48,7 @@ pub fn metadata<'de, A: ReadsAnnotation, D: Deserializer<'de>>(reader: D) -> Res
 /// # Errors
 /// The text is not JSON.
 pub fn time<'de, D: Deserializer<'de>>(reader: D) -> Result<Option<Time>, D::Error> {
-    Ok(Option::<Written>::deserialize(reader)?.and_then(Written::time))
+    Ok(Option::<WrittenTime>::deserialize(reader)?.and_then(WrittenTime::time))
 }
 
 /// A container of a pod.
@@ -118,8 +118,8 @@ struct Metadata<A> {
     labels: Option<BTreeMap<String, String>>,
     annotations: Option<Annotations<A>>,
     owner_references: Option<Vec<Owner>>,
-    creation_timestamp: Option<Written>,
-    deletion_timestamp: Option<Written>,
+    creation_timestamp: Option<WrittenTime>,
+    deletion_timestamp: Option<WrittenTime>,
 }
 
 /// The annotations that `A` reads.
@@ -183,12 +183,12 @@ impl Owner {
 /// A time as it is written.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Written {
+enum WrittenTime {
     Text(String),
     Other(IgnoredAny),
 }
 
-impl Written {
+impl WrittenTime {
     fn time(self) -> Option<Time> {
         match self {
             Self::Text(text) => text.parse().ok().map(Time),

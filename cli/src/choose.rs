@@ -69,10 +69,10 @@ pub(crate) fn run(args: &ChooseArgs) -> anyhow::Result<()> {
 /// Everything that goes to standard output. `withheld`: the GPUs that are not allocated, each with the reason.
 fn output(args: &ChooseArgs, machine: &Machine, withheld: &BTreeMap<u8, String>) -> anyhow::Result<Visible> {
     let asked = checked(args, machine, withheld).map_err(BadInput)?;
-    let left_out: Vec<LeftOut> = withheld
+    let left_out: Vec<SkippedGpu> = withheld
         .iter()
         .filter(|(gpu, _)| asked.contains(usize::from(**gpu)))
-        .map(|(gpu, reason)| LeftOut { gpu: usize::from(*gpu), reason: reason.clone() })
+        .map(|(gpu, reason)| SkippedGpu { gpu: usize::from(*gpu), reason: reason.clone() })
         .collect();
     let free = asked - left_out.iter().map(|left_out| left_out.gpu).collect();
     let purpose = if args.gang { Purpose::GangMember } else { Purpose::Local };
@@ -85,7 +85,7 @@ fn output(args: &ChooseArgs, machine: &Machine, withheld: &BTreeMap<u8, String>)
             if with_mig.is_empty() { String::new() } else { format!("; MIG is enabled on {with_mig}") };
         let unhealthy: String = left_out
             .iter()
-            .map(|LeftOut { gpu, reason }| format!("; GPU {gpu} is left out: {reason}"))
+            .map(|SkippedGpu { gpu, reason }| format!("; GPU {gpu} is left out: {reason}"))
             .collect();
         anyhow!("{size} GPUs are asked, but only {there} are free{which}{with_mig}{unhealthy}")
     })?;
@@ -157,12 +157,12 @@ struct Answer {
     nics: Vec<String>,
     numa: Vec<String>,
     reason: String,
-    left_out: Vec<LeftOut>,
+    left_out: Vec<SkippedGpu>,
 }
 
 /// A GPU that is not free because it is unhealthy.
 #[derive(Debug, Serialize)]
-struct LeftOut {
+struct SkippedGpu {
     gpu: usize,
     reason: String,
 }
@@ -217,7 +217,8 @@ impl Answer {
             ("why", self.reason.clone()),
         ];
         let left_out = self.left_out.iter();
-        let left_out = left_out.map(|LeftOut { gpu, reason }| ("left out", format!("GPU {gpu}: {reason}")));
+        let left_out =
+            left_out.map(|SkippedGpu { gpu, reason }| ("left out", format!("GPU {gpu}: {reason}")));
         lines.into_iter().chain(left_out).map(|(name, value)| format!("{name:<11} {value}\n")).collect()
     }
 }

@@ -52,7 +52,7 @@ pub(crate) struct LabelsArgs {
 
     /// Write the labels instead of printing them
     #[arg(long, value_name = "WHERE")]
-    to: Option<To>,
+    to: Option<LabelTarget>,
 
     /// Name of the node to label, for --to=node-feature and --to=node
     #[arg(long, env = "NODE_NAME")]
@@ -81,7 +81,7 @@ pub(crate) struct LabelsArgs {
 
 /// Where labels are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum To {
+enum LabelTarget {
     /// The destination of NVIDIA's gpu-feature-discovery with this configuration: node-feature, or file if
     /// useNodeFeatureAPI is false
     Gfd,
@@ -93,7 +93,7 @@ enum To {
     Node,
 }
 
-impl To {
+impl LabelTarget {
     fn place(self, gfd: &Gfd) -> Option<Place> {
         let target = match self {
             Self::Gfd => Target::Gfd,
@@ -139,7 +139,7 @@ fn config(args: &LabelsArgs) -> anyhow::Result<Config> {
     let source = Source {
         place: file
             .filter(|path| !path.as_os_str().is_empty())
-            .map_or(source::Place::Flags, source::Place::File),
+            .map_or(source::ConfigLocation::Flags, source::ConfigLocation::File),
         layers: args.settings.layers().to_vec(),
         strictness: args.leniency.strictness(),
         gpu_resource: None,

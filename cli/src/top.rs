@@ -79,7 +79,7 @@ pub(crate) async fn run(args: TopArgs, shutdown: CancellationToken) -> anyhow::R
         return if args.once { Err(anyhow::anyhow!("interrupted")) } else { Ok(()) };
     };
     let (client, fabric) = connected?;
-    let mut top = Top::new(args.selection, color);
+    let mut top = TopView::new(args.selection, color);
     if args.once {
         let map = map::read(client, &fabric).await?;
         top.set(top.selection.of(map)?);
@@ -95,7 +95,7 @@ pub(crate) async fn run(args: TopArgs, shutdown: CancellationToken) -> anyhow::R
 }
 
 async fn show(
-    top: &mut Top,
+    top: &mut TopView,
     live: &mut LiveMap,
     keys: &mut mpsc::Receiver<Event>,
     terminal: &mut ratatui::DefaultTerminal,
@@ -128,7 +128,7 @@ async fn show(
 }
 
 /// One picture as text.
-fn picture(top: &mut Top, (columns, lines): (u16, u16)) -> anyhow::Result<String> {
+fn picture(top: &mut TopView, (columns, lines): (u16, u16)) -> anyhow::Result<String> {
     let mut terminal = Terminal::new(TestBackend::new(columns.min(400), lines.min(400)))?;
     terminal.draw(|frame| top.draw(frame))?;
     Ok(lines_of(terminal.backend().buffer()))
@@ -158,7 +158,7 @@ fn keys() -> mpsc::Receiver<Event> {
 }
 
 /// The state of the picture.
-struct Top {
+struct TopView {
     selection: Selection,
     color: bool,
     map: Option<ClusterMap>,
@@ -177,7 +177,7 @@ struct Top {
     trouble: Option<String>,
 }
 
-impl Top {
+impl TopView {
     fn new(selection: Selection, color: bool) -> Self {
         Self {
             selection,
@@ -347,18 +347,18 @@ mod tests {
         ClusterMap::of(&nodes, &[], |_| String::new())
     }
 
-    fn top(map: ClusterMap, color: bool) -> Top {
+    fn top(map: ClusterMap, color: bool) -> TopView {
         let selection = Selection { node: None, gang: None, free: false };
-        let mut top = Top::new(selection, color);
+        let mut top = TopView::new(selection, color);
         top.set(map);
         top
     }
 
-    fn press(top: &mut Top, code: KeyCode) -> bool {
+    fn press(top: &mut TopView, code: KeyCode) -> bool {
         top.press(KeyEvent::new(code, KeyModifiers::NONE)).is_break()
     }
 
-    fn lines(top: &Top) -> usize {
+    fn lines(top: &TopView) -> usize {
         top.lines.as_ref().map_or(0, |(_, text)| text.lines.len())
     }
 
@@ -376,7 +376,8 @@ mod tests {
     #[test]
     fn keys_scroll_within_the_map() {
         let mut top = top(cluster(60, "train"), false);
-        let first = |top: &mut Top| picture(top, (80, 20)).unwrap().lines().nth(1).unwrap().trim().to_owned();
+        let first =
+            |top: &mut TopView| picture(top, (80, 20)).unwrap().lines().nth(1).unwrap().trim().to_owned();
         assert!(first(&mut top).starts_with("n00"));
         press(&mut top, KeyCode::Up);
         assert!(first(&mut top).starts_with("n00"));
@@ -448,7 +449,7 @@ mod tests {
         top.selection.node = Some("n77".to_owned());
         top.set(cluster(1, "train"));
         assert!(picture(&mut top, (90, 9)).unwrap().contains("no node with GPUs is called n77"));
-        let mut empty = Top::new(Selection { node: None, gang: None, free: false }, false);
+        let mut empty = TopView::new(Selection { node: None, gang: None, free: false }, false);
         assert!(picture(&mut empty, (90, 9)).unwrap().contains("are being listed"));
     }
 }

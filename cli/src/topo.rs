@@ -14,7 +14,7 @@ use clap::Args;
 use gantry_topology::read::to_yaml;
 use gantry_topology::{Machine, draw};
 
-use source::{Seen, SourceArgs};
+use source::{SourceArgs, SourceData};
 
 use crate::runtime::{BadInput, print};
 use crate::screen::Screen;
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<()> {
 }
 
 /// Everything that goes to standard output; writes the machine file.
-fn output(args: &TopoArgs, seen: &Seen, screen: Screen) -> anyhow::Result<Visible> {
+fn output(args: &TopoArgs, seen: &SourceData, screen: Screen) -> anyhow::Result<Visible> {
     let machine = &seen.machine;
     match &args.machine_file {
         // A machine file without GPUs cannot be read.

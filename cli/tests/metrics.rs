@@ -7,13 +7,13 @@ use std::time::Duration;
 use gantry_config::source::Report;
 use gantry_extender::index::Index;
 use gantry_extender::metrics::{
-    Call, Decision, ExplainRequest, Metrics, Outcome, PageRequest, Reading, RemediationStep, Verb, Write,
+    Call, Decision, ExplainRequest, GaugeReading, Metrics, Outcome, PageRequest, RemediationStep, Verb, Write,
 };
 use gantry_extender::object_memory::ObjectMemory;
-use gantry_extender::watched::Watched;
+use gantry_extender::watched::WatchedResources;
 use gantry_planner::decide::Options;
 use gantry_plugin::health::XidCounts;
-use gantry_plugin::observe::{AllocationOutcome, Observed, PreferenceOutcome};
+use gantry_plugin::observe::{AllocationOutcome, Observations, PreferenceOutcome};
 use gantry_plugin::telemetry::Field;
 
 const PAGE: &str = include_str!("../../docs/metrics.md");
@@ -129,8 +129,8 @@ fn extender_metrics_are_documented() {
     metrics.remediation_step(&RemediationStep { rule: "some".to_owned(), action: "cordon", outcome: "done" });
     metrics.remediation_reset("some", "healthy");
     metrics.mig_drain("evicted");
-    let index = Index::new(Options::default(), &Watched::new([]), "run".to_owned());
-    let reading = Reading::of(&index, &ObjectMemory::default());
+    let index = Index::new(Options::default(), &WatchedResources::new([]), "run".to_owned());
+    let reading = GaugeReading::of(&index, &ObjectMemory::default());
     let page = metrics.page_of(&reading, None, true);
     // But for what a certificate brings.
     // And what nodes, waiting and granted pods and waiting gangs bring.
@@ -140,7 +140,7 @@ fn extender_metrics_are_documented() {
 
 #[test]
 fn plugin_metrics_are_documented() {
-    let observed = Observed::default();
+    let observed = Observations::default();
     let resource = "nvidia.com/gpu".into();
     observed.registered(&resource);
     observed.streams(&resource, 1);

@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 pub use args::{ApiRate, ConfigArgs, Leniency};
 pub use mig_layouts::{MigLayouts, NamedLayout};
 pub use problem::{Fault, Problem, Problems};
-pub use read::{Layer, Loaded, MIG_MANAGERS, Strictness, line_of, load};
+pub use read::{Layer, LoadedConfig, MIG_MANAGERS, Strictness, line_of, load};
 pub use remediation::{RemediationAction, RemediationLimits, RemediationRule, RemediationRules, Share};
 pub use schema::json_schema;
 pub use settings::{GfdOverrides, Overrides};
@@ -243,13 +243,13 @@ pub struct TimeSlicing {
     pub fail_requests_greater_than_one: bool,
     /// The shared resources; at least one entry.
     #[schemars(length(min = 1))]
-    pub resources: Vec<Replicated>,
+    pub resources: Vec<ReplicatedResource>,
 }
 
 /// Devices of one resource that are shared.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Replicated {
+pub struct ReplicatedResource {
     /// The resource before sharing; a missing nvidia.com/ is added.
     #[serde(deserialize_with = "value::resource")]
     #[schemars(with = "value::Resource")]
@@ -260,7 +260,7 @@ pub struct Replicated {
     pub rename: Option<ResourceName>,
     /// Which of its devices: all (the default), a number of the first ones, or a list of indices, MIG indices and UUIDs.
     #[serde(default)]
-    pub devices: SharedOf,
+    pub devices: ReplicatedDevices,
     /// Number of containers that may use a device at once: 2 or more.
     #[serde(deserialize_with = "value::replicas")]
     #[schemars(with = "value::Replicas")]
@@ -270,7 +270,7 @@ pub struct Replicated {
 /// Which devices of a resource are shared.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "serde_json::Value", into = "serde_json::Value")]
-pub enum SharedOf {
+pub enum ReplicatedDevices {
     /// All of them.
     #[default]
     All,

@@ -38,7 +38,7 @@ pub struct Layer {
 
 /// A configuration that can be served.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// The configuration.
     pub config: Config,
     /// Warnings for the operator.
@@ -50,7 +50,12 @@ pub struct Loaded {
 ///
 /// # Errors
 /// All problems of the file and the layers.
-pub fn load(source: &str, text: &str, layers: &[Layer], strictness: Strictness) -> Result<Loaded, Problems> {
+pub fn load(
+    source: &str,
+    text: &str,
+    layers: &[Layer],
+    strictness: Strictness,
+) -> Result<LoadedConfig, Problems> {
     load_naming(source, text, layers, strictness, None)
 }
 
@@ -61,7 +66,7 @@ pub(super) fn load_naming(
     layers: &[Layer],
     strictness: Strictness,
     gpu_resource: Option<&ResourceName>,
-) -> Result<Loaded, Problems> {
+) -> Result<LoadedConfig, Problems> {
     let mut problems = Vec::new();
     let mut warnings = Vec::new();
     let (document, second) = first_document(text);
@@ -110,7 +115,7 @@ pub(super) fn load_naming(
     problems.append(&mut wrong);
     if problems.is_empty() {
         at_most(&mut warnings);
-        return Ok(Loaded { config, warnings });
+        return Ok(LoadedConfig { config, warnings });
     }
     problems.sort();
     problems.dedup();

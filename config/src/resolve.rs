@@ -11,8 +11,8 @@ use super::read::MAX_PROBLEMS;
 use super::tree::{Node, Step};
 use super::value::{Resource, Strategies, mig_resource, spelled};
 use super::{
-    Config, DeviceRef, Fault, Gfd, Imex, MigStrategy, Problem, Replicated, ResourcePattern, SharedOf,
-    TimeSlicing,
+    Config, DeviceRef, Fault, Gfd, Imex, MigStrategy, Problem, ReplicatedDevices, ReplicatedResource,
+    ResourcePattern, TimeSlicing,
 };
 
 /// The names of MIG devices that no pattern matches.
@@ -212,8 +212,8 @@ impl Resolver<'_> {
 
     fn sharing(&mut self, shared: &mut TimeSlicing) {
         for (index, entry) in shared.resources.iter_mut().enumerate() {
-            if matches!(&entry.devices, SharedOf::Listed(list) if list.is_empty()) {
-                entry.devices = SharedOf::All;
+            if matches!(&entry.devices, ReplicatedDevices::Listed(list) if list.is_empty()) {
+                entry.devices = ReplicatedDevices::All;
                 self.warn_at(
                     &entry_key(index, "devices"),
                     "the list is empty, which means all devices, as with NVIDIA's plugin; leave the key out instead"
@@ -241,7 +241,7 @@ impl Resolver<'_> {
     }
 
     /// Refuses entries that share a device which an earlier entry shares.
-    fn shared_twice(&mut self, entries: &[Replicated]) {
+    fn shared_twice(&mut self, entries: &[ReplicatedResource]) {
         let mut first = HashMap::new();
         let mut unlisted = HashMap::new();
         let mut listed: HashMap<(&ResourceName, &DeviceRef), usize> = HashMap::new();
@@ -255,7 +255,7 @@ impl Resolver<'_> {
                 )
             };
             let text = match &entry.devices {
-                SharedOf::Listed(list) => {
+                ReplicatedDevices::Listed(list) => {
                     let repeated =
                         list.iter().find_map(|device| match listed.insert((name, device), index)? {
                             before if before == index => Some(format!("device {device} is listed twice")),
@@ -299,7 +299,7 @@ impl Resolver<'_> {
             if entry.rename.as_ref().is_some_and(|ours| *ours != theirs) {
                 warn(&entry_key(index, "rename"));
             }
-            if entry.devices != SharedOf::All {
+            if entry.devices != ReplicatedDevices::All {
                 warn(&entry_key(index, "devices"));
             }
         }
@@ -329,7 +329,7 @@ impl Resolver<'_> {
         }
         let of_mig: HashSet<&ResourceName> = config.mig_patterns.iter().map(|entry| &entry.name).collect();
         let entries = config.time_slicing.iter().flat_map(|sharing| &sharing.resources);
-        for (index, Replicated { name, .. }) in entries.enumerate() {
+        for (index, ReplicatedResource { name, .. }) in entries.enumerate() {
             if self.warnings.len() > MAX_PROBLEMS {
                 return;
             }

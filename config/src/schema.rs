@@ -11,7 +11,7 @@ use super::file::{File, VALUED};
 use super::settings::SETTINGS;
 use super::tree::{Step, below};
 use super::value::{ChannelIds, Replicas, Resource, SleepInterval, Strategies};
-use super::{Selector, SharedOf, Strategy};
+use super::{ReplicatedDevices, Selector, Strategy};
 
 /// The section that is read only to report that it is not served.
 const REFUSED: &str = "sharing.mps";
@@ -219,7 +219,7 @@ form!(
     ]})
 );
 form!(
-    SharedOf,
+    ReplicatedDevices,
     "SharedOf",
     json_schema!({"anyOf": [
         {"const": "all"},

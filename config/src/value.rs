@@ -7,7 +7,7 @@ use gantry_api::{ResourceName, names};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::{DeviceRef, Gfd, Selector, SharedOf, Strategy, problem};
+use super::{DeviceRef, Gfd, ReplicatedDevices, Selector, Strategy, problem};
 
 /// Longest resource name, with its domain.
 const MAX_NAME: usize = 63;
@@ -253,7 +253,7 @@ pub(super) fn go_duration(text: &str) -> Option<u64> {
     total
 }
 
-impl TryFrom<Value> for SharedOf {
+impl TryFrom<Value> for ReplicatedDevices {
     type Error = String;
 
     fn try_from(value: Value) -> Result<Self, String> {
@@ -276,12 +276,12 @@ impl TryFrom<Value> for SharedOf {
     }
 }
 
-impl From<SharedOf> for Value {
-    fn from(devices: SharedOf) -> Self {
+impl From<ReplicatedDevices> for Value {
+    fn from(devices: ReplicatedDevices) -> Self {
         match devices {
-            SharedOf::All => Self::from("all"),
-            SharedOf::Count(count) => Self::from(count),
-            SharedOf::Listed(list) => list
+            ReplicatedDevices::All => Self::from("all"),
+            ReplicatedDevices::Count(count) => Self::from(count),
+            ReplicatedDevices::Listed(list) => list
                 .iter()
                 .map(|device| match device {
                     DeviceRef::Gpu(index) => Self::from(*index),

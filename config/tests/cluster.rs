@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_config::source::{Choice, Configs, Fallback, PerNode, Place, Report, Source, follow};
+use gantry_config::source::{Choice, ConfigLocation, Configs, Fallback, PerNode, Report, Source, follow};
 use gantry_config::{Config, MigStrategy, Strictness};
 use gantry_sim_cluster::api::{ApiOptions, ApiServer};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
@@ -70,7 +70,7 @@ impl Scene {
     fn follow(&self, configs: Configs) -> (Followed, watch::Receiver<Report>) {
         let (reporter, reports) = watch::channel(Report::default());
         let source = Source {
-            place: Place::PerNode(Box::new(PerNode {
+            place: ConfigLocation::PerNode(Box::new(PerNode {
                 configs,
                 node: NODE.into(),
                 label: LABEL.into(),

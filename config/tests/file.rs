@@ -3,15 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use gantry_config::{
-    Config, DeviceIdStrategy, DeviceRef, Loaded, MigStrategy, Problems, Selector, SharedDevices, SharedOf,
-    Strategy, Strictness, load,
+    Config, DeviceIdStrategy, DeviceRef, LoadedConfig, MigStrategy, Problems, ReplicatedDevices, Selector,
+    SharedDevices, Strategy, Strictness, load,
 };
 
 fn read(text: &str) -> Config {
     read_with(text, Strictness::Strict).config
 }
 
-fn read_with(text: &str, strictness: Strictness) -> Loaded {
+fn read_with(text: &str, strictness: Strictness) -> LoadedConfig {
     load("config.yaml", text, &[], strictness).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
@@ -118,13 +118,13 @@ devices:
     assert_eq!(first.rename.as_ref().unwrap().as_str(), "nvidia.com/half");
     assert_eq!(
         first.devices,
-        SharedOf::Listed(vec![
+        ReplicatedDevices::Listed(vec![
             DeviceRef::Gpu(0),
             DeviceRef::Mig(1, 2),
             DeviceRef::Uuid("GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c".into())
         ])
     );
-    assert_eq!(sharing.resources[1].devices, SharedOf::Count(3));
+    assert_eq!(sharing.resources[1].devices, ReplicatedDevices::Count(3));
     assert!(config.imex.channel && config.imex.required);
     assert_eq!(
         config.allow,
@@ -620,7 +620,7 @@ fn empty_device_list_means_all_devices() {
     let text = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: []}]}}";
     let loaded = read_with(text, Strictness::Strict);
     let sharing = loaded.config.time_slicing.as_ref().unwrap();
-    assert_eq!(sharing.resources[0].devices, SharedOf::All);
+    assert_eq!(sharing.resources[0].devices, ReplicatedDevices::All);
     let reported: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
         reported,

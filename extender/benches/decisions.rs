@@ -8,12 +8,12 @@ mod common;
 use common::Fleet;
 use divan::Bencher;
 use divan::counter::BytesCount;
-use gantry_extender::watched::Watched;
+use gantry_extender::watched::WatchedResources;
 use gantry_extender::webhook::review::Assignment;
 use gantry_extender::wire::ExtenderArgs;
 use gantry_planner::decide::{Policy, score};
 use gantry_planner::request::{Ask, Request};
-use gantry_planner::snapshot::Standing;
+use gantry_planner::snapshot::NodeState;
 use serde_json::json;
 
 const NODES: [usize; 4] = [100, 1_000, 5_000, 50_000];
@@ -97,8 +97,8 @@ fn score_one_mig_node(bencher: Bencher<'_, '_>, devices: u32) {
         placement: std::sync::Arc::default(),
     };
     let class = snapshot.classes.iter().find_map(|standing| match &**standing {
-        Standing::Ours(class) => Some(class),
-        Standing::Foreign { .. } | Standing::Gone => None,
+        NodeState::Ours(class) => Some(class),
+        NodeState::Foreign { .. } | NodeState::Gone => None,
     });
     bencher.bench(|| class.and_then(|class| score(divan::black_box(class), &request, &[], Policy::Pack)));
 }
@@ -114,7 +114,8 @@ fn prioritize(bencher: Bencher<'_, '_>, nodes: usize) {
 /// A review by the webhook, from body to answer, of a pod with so many bytes of environment.
 #[divan::bench(args = [1_000, 100_000])]
 fn assign(bencher: Bencher<'_, '_>, bytes: usize) {
-    let assignment = Assignment { watched: Watched::new([]), scheduler: "gantry-scheduler".to_owned() };
+    let assignment =
+        Assignment { watched: WatchedResources::new([]), scheduler: "gantry-scheduler".to_owned() };
     let limits = json!({"nvidia.com/gpu": "1"});
     let container = json!({
         "name": "train",

@@ -12,7 +12,7 @@ use gantry_extender::answers;
 use gantry_extender::index::{Disruptions, Index};
 use gantry_gang::membership::{GangOptions, Size};
 use gantry_gang::protocol::{
-    BindEnd, GangEvent, Gangs, Member, Now, Object, Placement, Refusal, Reservation, Settings, ShapeId,
+    BindEnd, GangEvent, Gangs, Member, Moment, Object, Placement, Refusal, Reservation, Settings, ShapeId,
     Stage, Work,
 };
 use gantry_gang::{GangKey, Integration, Membership};
@@ -28,7 +28,7 @@ fn main() {
 /// Room has grown, and gangs that wait are asked for one after the other, of which none fits: one of so many.
 #[divan::bench(args = [100, 1_000, 10_000])]
 fn next_of_waiting_gangs(bencher: Bencher<'_, '_>, waiting: u32) {
-    let now = Now { at: std::time::Instant::now(), unix: 1_000 };
+    let now = Moment { at: std::time::Instant::now(), unix: 1_000 };
     let mut gangs = Gangs::new(Settings { max_gangs: 20_000, ..Settings::default() });
     gangs.handle(now, GangEvent::Synced);
     for number in 0..waiting {
@@ -156,9 +156,9 @@ fn explanation_of_a_gang(bencher: Bencher<'_, '_>, nodes: u32) {
 }
 
 /// A decided gang of which those have come and are bound that are needed, and the others are on their way.
-fn decided(members: u32, min: u32) -> (Gangs, Now) {
+fn decided(members: u32, min: u32) -> (Gangs, Moment) {
     let begin = std::time::Instant::now();
-    let now = |seconds: u32| Now {
+    let now = |seconds: u32| Moment {
         at: begin + std::time::Duration::from_secs(seconds.into()),
         unix: 1_000 + i64::from(seconds),
     };

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::index::{Called, Store, UnschedulablePod};
+use crate::index::{ActivatedMember, Store, UnschedulablePod};
 use crate::metrics::{Metrics, Outcome};
 use crate::watch::stream;
 
@@ -50,7 +50,7 @@ enum Cause {
     /// GPUs came free.
     Freed(UnschedulablePod),
     /// Its gang has a reservation for it, or another reason to wait.
-    Called(Called),
+    Called(ActivatedMember),
 }
 
 /// A pod whose activation failed and is retried.

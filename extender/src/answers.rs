@@ -24,7 +24,7 @@ const SHOWN: usize = 8;
 
 /// Why there is no report.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unanswered {
+pub enum ReportError {
     /// There is no such pod or gang; with a suggestion.
     #[error("{0}")]
     Unknown(String),
@@ -42,7 +42,7 @@ pub fn pod(
     resources: &[impl AsRef<str>],
     namespace: &str,
     name: &str,
-) -> Result<PodReport, Unanswered> {
+) -> Result<PodReport, ReportError> {
     let found = store.read(|index| {
         let pod = index.find_pod(namespace, name)?;
         Some((Arc::clone(pod), index.inspect(pod)))
@@ -50,13 +50,13 @@ pub fn pod(
     let Some((pod, report)) = found else {
         let hint = Names::of_pods(store, namespace, name).hint(namespace, name);
         let resources: Vec<&str> = resources.iter().map(AsRef::as_ref).collect();
-        return Err(Unanswered::Unknown(format!(
+        return Err(ReportError::Unknown(format!(
             "no pod {name} in namespace {namespace} that requests {} or another managed resource{hint}",
             resources.join(", ")
         )));
     };
     let mut report =
-        report.map_err(|error| Unanswered::Unreadable(format!("pod {namespace}/{name}: {error}")))?;
+        report.map_err(|error| ReportError::Unreadable(format!("pod {namespace}/{name}: {error}")))?;
     if report.bound.is_none() {
         report.set_nodes(nodes(store, &pod));
     }
@@ -88,10 +88,10 @@ pub fn gang(
     queue: &[Arc<GangKey>],
     namespace: &str,
     name: &str,
-) -> Result<GangReport, Unanswered> {
+) -> Result<GangReport, ReportError> {
     store.read(|index| index.inspect_gang(queue, namespace, name)).ok_or_else(|| {
         let hint = Names::of_gangs(store, namespace, name).hint(namespace, name);
-        Unanswered::Unknown(format!("no gang {name} in namespace {namespace}{hint}"))
+        ReportError::Unknown(format!("no gang {name} in namespace {namespace}{hint}"))
     })
 }
 

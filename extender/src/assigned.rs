@@ -24,15 +24,15 @@ const PER_SECOND: u32 = 20;
 const LOOK: Duration = Duration::from_secs(1);
 
 /// A pod that was bound, and why there.
-type Assigned = (Target, Arc<Placement>);
+type AssignedPod = (Target, Arc<Placement>);
 
 /// Queues placements.
 #[derive(Debug, Clone)]
-pub(crate) struct Assignments(Sender<Assigned>);
+pub(crate) struct Assignments(Sender<AssignedPod>);
 
 /// The receiving end of [`Assignments`].
 #[derive(Debug)]
-pub(crate) struct Mailbox(Receiver<Assigned>);
+pub(crate) struct Mailbox(Receiver<AssignedPod>);
 
 impl Assignments {
     pub(crate) fn new() -> (Self, Mailbox) {
@@ -50,7 +50,7 @@ impl Assignments {
 #[cfg(test)]
 impl Mailbox {
     /// What has come so far, one at a time.
-    pub(crate) fn next(&mut self) -> Option<Assigned> {
+    pub(crate) fn next(&mut self) -> Option<AssignedPod> {
         self.0.try_recv().ok()
     }
 }

@@ -22,12 +22,12 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::assigned::Assignments;
-use crate::index::{BindError, BindStep, Outcome, ReadPod, Reserved, Store, Target};
+use crate::index::{BindError, BindGrant, BindStep, Outcome, ReadPod, Store, Target};
 use crate::lease::Leadership;
 use crate::object_memory::Kind;
 use crate::pod::{PodFacts, SlimPod};
 use crate::watch::stream;
-use crate::watched::Watched;
+use crate::watched::WatchedResources;
 
 /// The longest time that a Binding waits for kubelet to admit earlier pods of the node, and the interval of checks.
 const ADMISSION_LIMIT: Duration = Duration::from_secs(10);
@@ -38,7 +38,7 @@ const ADMISSION_INTERVAL: Duration = Duration::from_millis(50);
 pub struct Binder {
     client: Client,
     store: Arc<Store>,
-    watched: Watched,
+    watched: WatchedResources,
     timeout: Duration,
     /// Bindings of members in flight at once.
     posts: Arc<Semaphore>,
@@ -49,7 +49,7 @@ pub struct Binder {
 
 /// What a Binding adds to the pod.
 #[derive(Clone, Copy)]
-struct Granted<'a> {
+struct GrantAnnotations<'a> {
     plan: &'a str,
     annotation: &'a str,
     placement: &'a Arc<Placement>,
@@ -143,7 +143,7 @@ struct BindingTarget<'a> {
 }
 
 /// How an attempt to write the Binding ended, by the answer of the API server.
-enum Written {
+enum WriteOutcome {
     Yes,
     /// This Binding or another one exists: the pod shows which.
     Conflict(String),
@@ -156,7 +156,7 @@ enum Written {
 
 impl Binder {
     /// Writes Bindings with `client` for decisions of `store`, each within `timeout`.
-    pub fn new(client: Client, store: Arc<Store>, watched: Watched, timeout: Duration) -> Self {
+    pub fn new(client: Client, store: Arc<Store>, watched: WatchedResources, timeout: Duration) -> Self {
         Self {
             client,
             store,
@@ -210,13 +210,15 @@ impl Binder {
     async fn bind_single(
         &self,
         target: &Target,
-        reserved: &Reserved,
+        reserved: &BindGrant,
         deadline: Instant,
     ) -> Result<(), Failure> {
         let granted = match reserved {
-            Reserved::AlreadyBound => return Ok(()),
-            Reserved::Plain => None,
-            Reserved::Grant { plan, annotation, placement } => Some(Granted { plan, annotation, placement }),
+            BindGrant::AlreadyBound => return Ok(()),
+            BindGrant::Plain => None,
+            BindGrant::Grant { plan, annotation, placement } => {
+                Some(GrantAnnotations { plan, annotation, placement })
+            }
         };
         // If kube-scheduler closes the connection, this future is dropped at any point: then the outcome is unknown, once
         // the Binding may have been sent.
@@ -253,7 +255,7 @@ impl Binder {
     async fn write(
         &self,
         target: &Target,
-        granted: Option<Granted<'_>>,
+        granted: Option<GrantAnnotations<'_>>,
         deadline: Instant,
     ) -> Result<(), Failure> {
         let result = self.write_binding(target, granted, deadline).await;
@@ -266,7 +268,7 @@ impl Binder {
     async fn write_binding(
         &self,
         target: &Target,
-        granted: Option<Granted<'_>>,
+        granted: Option<GrantAnnotations<'_>>,
         deadline: Instant,
     ) -> Result<(), Failure> {
         let plan = granted.map(|granted| granted.plan);
@@ -275,28 +277,28 @@ impl Binder {
             Err(_) => return Err(Failure::Unanswered("no answer in time".to_owned())),
         };
         match written {
-            Written::Yes => Ok(()),
-            Written::Missing => Err(Failure::Gone(full_name(target))),
-            Written::Never(message) => Err(Failure::Rejected(message)),
-            Written::Later(message) => Err(Failure::Busy(message)),
-            Written::Conflict(message) => match self.look(target, plan, deadline).await {
-                Seen::Ours => Ok(()),
-                Seen::Other(node) => Err(Failure::BoundByOther(node)),
-                Seen::Unbound => Err(Failure::Rejected(message)),
-                Seen::Gone => Err(Failure::Gone(full_name(target))),
-                Seen::Nothing(why) => Err(Failure::Unanswered(why)),
+            WriteOutcome::Yes => Ok(()),
+            WriteOutcome::Missing => Err(Failure::Gone(full_name(target))),
+            WriteOutcome::Never(message) => Err(Failure::Rejected(message)),
+            WriteOutcome::Later(message) => Err(Failure::Busy(message)),
+            WriteOutcome::Conflict(message) => match self.look(target, plan, deadline).await {
+                PodBinding::Ours => Ok(()),
+                PodBinding::Other(node) => Err(Failure::BoundByOther(node)),
+                PodBinding::Unbound => Err(Failure::Rejected(message)),
+                PodBinding::Gone => Err(Failure::Gone(full_name(target))),
+                PodBinding::Nothing(why) => Err(Failure::Unanswered(why)),
             },
-            Written::Perhaps(message) => match self.look(target, plan, deadline).await {
-                Seen::Ours => Ok(()),
-                Seen::Other(node) => Err(Failure::BoundByOther(node)),
-                Seen::Gone => Err(Failure::Gone(full_name(target))),
+            WriteOutcome::Perhaps(message) => match self.look(target, plan, deadline).await {
+                PodBinding::Ours => Ok(()),
+                PodBinding::Other(node) => Err(Failure::BoundByOther(node)),
+                PodBinding::Gone => Err(Failure::Gone(full_name(target))),
                 // An unbound pod proves nothing: the request may still be in flight.
-                Seen::Unbound | Seen::Nothing(_) => Err(Failure::Unanswered(message)),
+                PodBinding::Unbound | PodBinding::Nothing(_) => Err(Failure::Unanswered(message)),
             },
         }
     }
 
-    async fn post(&self, target: &Target, granted: Option<Granted<'_>>) -> Written {
+    async fn post(&self, target: &Target, granted: Option<GrantAnnotations<'_>>) -> WriteOutcome {
         let mut annotations = BTreeMap::new();
         if let Some(granted) = granted {
             annotations.insert(names::GRANT_ANNOTATION, Cow::Borrowed(granted.annotation));
@@ -333,41 +335,43 @@ impl Binder {
         });
         let request = match request {
             Ok(request) => request,
-            Err(error) => return Written::Never(error),
+            Err(error) => return WriteOutcome::Never(error),
         };
         match self.client.request::<Status>(request).await {
-            Ok(_) => Written::Yes,
+            Ok(_) => WriteOutcome::Yes,
             Err(kube::Error::Api(status)) => match status.code {
-                409 => Written::Conflict(status.message.clone()),
-                404 => Written::Missing,
-                408 | 429 => Written::Later(status.message.clone()),
+                409 => WriteOutcome::Conflict(status.message.clone()),
+                404 => WriteOutcome::Missing,
+                408 | 429 => WriteOutcome::Later(status.message.clone()),
                 // Refused before anything was done.
-                400..=499 => Written::Never(status.message.clone()),
-                _ => Written::Perhaps(status.message.clone()),
+                400..=499 => WriteOutcome::Never(status.message.clone()),
+                _ => WriteOutcome::Perhaps(status.message.clone()),
             },
             // The answer is no Status, but the Binding may be written: read the pod.
-            Err(error) => Written::Perhaps(chain(&error)),
+            Err(error) => WriteOutcome::Perhaps(chain(&error)),
         }
     }
 
     /// Reads the pod to see whether it has this Binding.
-    async fn look(&self, target: &Target, plan: Option<&str>, deadline: Instant) -> Seen {
+    async fn look(&self, target: &Target, plan: Option<&str>, deadline: Instant) -> PodBinding {
         let pod = match self.get(target, deadline).await {
             Ok(Some(pod)) => pod,
-            Ok(None) => return Seen::Gone,
-            Err(why) => return Seen::Nothing(why),
+            Ok(None) => return PodBinding::Gone,
+            Err(why) => return PodBinding::Nothing(why),
         };
         if pod.metadata.uid.as_deref() != Some(target.uid.as_str()) {
-            return Seen::Gone;
+            return PodBinding::Gone;
         }
         let annotation = pod.metadata.annotations.as_ref().and_then(|all| all.get(names::GRANT_ANNOTATION));
         let grant = annotation.and_then(|text| Grant::parse(text, &target.uid, &target.node).ok());
         match pod.node() {
-            None => Seen::Unbound,
-            Some(node) if node != target.node.as_str() => Seen::Other(node.to_owned()),
+            None => PodBinding::Unbound,
+            Some(node) if node != target.node.as_str() => PodBinding::Other(node.to_owned()),
             Some(node) => match plan {
-                Some(plan) if grant.is_none_or(|grant| grant.plan != plan) => Seen::Other(node.to_owned()),
-                _ => Seen::Ours,
+                Some(plan) if grant.is_none_or(|grant| grant.plan != plan) => {
+                    PodBinding::Other(node.to_owned())
+                }
+                _ => PodBinding::Ours,
             },
         }
     }
@@ -397,7 +401,7 @@ impl Binder {
 }
 
 /// The Binding that a pod shows.
-enum Seen {
+enum PodBinding {
     Ours,
     Other(String),
     Unbound,

@@ -28,7 +28,7 @@ use crate::service::Service;
 use crate::slow_members::SlowMemberSettings;
 use crate::tls::Tls;
 use crate::watch::{ApiHealth, Extent, Watches};
-use crate::watched::Watched;
+use crate::watched::WatchedResources;
 use crate::webhook::{Assignment, Webhook};
 use crate::writers::Writers;
 use crate::{announce, assigned, gang, lease, tls, watch};
@@ -40,7 +40,7 @@ use gantry_planner::placement::{PlacementDefaults, check_cost_order};
 pub struct Daemon {
     args: Args,
     options: Options,
-    watched: Watched,
+    watched: WatchedResources,
     tls: Option<Arc<Tls>>,
     webhook: Option<WebhookSettings>,
     /// A name that no other process has.
@@ -78,7 +78,7 @@ impl Daemon {
         let defaults = defaults.context("--request-default")?;
         check_cost_order(&args.model_cost_order)
             .map_err(|problem| anyhow::anyhow!("--model-cost-order: {problem}"))?;
-        let watched = Watched::new(read_resources(&args.resources)?);
+        let watched = WatchedResources::new(read_resources(&args.resources)?);
         let run = run_id();
         let read_rules = |file| Remediation::read(file, &args.lease.lease_namespace);
         let after = args.gangs.slow_member_after;
@@ -231,7 +231,7 @@ fn options(args: &Args) -> Options {
 }
 
 /// What will be known of the cluster: nothing yet. `run` distinguishes this process's decisions from those of others.
-fn index(args: &Args, options: Options, watched: &Watched, run: String) -> anyhow::Result<Index> {
+fn index(args: &Args, options: Options, watched: &WatchedResources, run: String) -> anyhow::Result<Index> {
     let mut index = Index::new(options, watched, run.clone());
     index.set_fabric(args.gangs.fabric.clone());
     index.set_schedulers(args.schedulers.iter().map(|name| name.as_str().into()));

@@ -62,7 +62,7 @@ pub struct Budget {
 
 /// The result of an eviction.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Evicted {
+pub enum EvictionOutcome {
     /// The pod is being deleted.
     Done,
     /// It was gone, or another pod has its name.
@@ -187,18 +187,20 @@ pub(crate) fn request(name: &str, uid: &str, dry_run: bool) -> Eviction {
 ///
 /// # Errors
 /// The API server refuses the eviction for another cause than a budget, or does not respond.
-pub async fn evict(client: &Client, pod: &Holder, dry_run: bool) -> kube::Result<Evicted> {
+pub async fn evict(client: &Client, pod: &Holder, dry_run: bool) -> kube::Result<EvictionOutcome> {
     let eviction = request(&pod.name, &pod.uid, dry_run);
     let params = PostParams { dry_run, ..PostParams::default() };
     let api = Api::<Pod>::namespaced(client.clone(), &pod.namespace);
     match api.create_subresource::<_, serde_json::Value>("eviction", &pod.name, &params, &eviction).await {
-        Ok(_) => Ok(Evicted::Done),
+        Ok(_) => Ok(EvictionOutcome::Done),
         Err(kube::Error::Api(status)) if status.code == 429 => {
             let causes = status.details.iter().flat_map(|details| &details.causes);
             let causes: Vec<&str> = causes.map(|cause| cause.message.as_str()).collect();
-            Ok(Evicted::Blocked(format!("{} {}", status.message, causes.join("; ")).trim().to_owned()))
+            Ok(EvictionOutcome::Blocked(
+                format!("{} {}", status.message, causes.join("; ")).trim().to_owned(),
+            ))
         }
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Evicted::Gone),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(EvictionOutcome::Gone),
         Err(error) => Err(error),
     }
 }
@@ -350,7 +352,7 @@ mod tests {
             (format!("{} {}", parts.method, parts.uri), serde_json::from_slice(&body).unwrap())
         });
         let client = Client::new(service, "default");
-        assert_eq!(evict(&client, &pod("a", "x"), dry_run).await.unwrap(), Evicted::Done);
+        assert_eq!(evict(&client, &pod("a", "x"), dry_run).await.unwrap(), EvictionOutcome::Done);
         received.await.unwrap()
     }
 

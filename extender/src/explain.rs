@@ -16,11 +16,11 @@ use kube::Client;
 use tokio_util::sync::CancellationToken;
 
 use crate::event;
-use crate::index::{IgnoredRequest, Index, Lack, Store};
+use crate::index::{FitFailure, IgnoredRequest, Index, Store};
 use crate::metrics::{Metrics, Outcome};
 use gantry_planner::decide;
 use gantry_planner::request::Request;
-use gantry_planner::snapshot::{ClassIx, NodeIx, Snapshot, Standing};
+use gantry_planner::snapshot::{ClassIx, NodeIx, NodeState, Snapshot};
 
 /// Period of the checks of waiting pods.
 const LOOK: Duration = Duration::from_secs(1);
@@ -46,7 +46,7 @@ pub(crate) async fn run(
     metrics: Arc<Metrics>,
     shutdown: CancellationToken,
 ) {
-    let mut reported = Reported::default();
+    let mut reported = PublishedNotes::default();
     let mut recorder = event::recorder(client);
     let work = async {
         loop {
@@ -62,7 +62,7 @@ async fn publish_due(
     recorder: &mut EventRecorder,
     store: &Store,
     metrics: &Metrics,
-    reported: &mut Reported,
+    reported: &mut PublishedNotes,
     now: Instant,
 ) {
     for Notice { pod, message, ignored } in due(store, reported, now) {
@@ -114,7 +114,7 @@ struct Notice {
 
 /// What was published on pods, and the notes of one snapshot.
 #[derive(Default)]
-struct Reported {
+struct PublishedNotes {
     /// What was published on each pod, and when it last was current; `None` if publishing failed.
     pods: HashMap<PodUid, (Instant, Option<String>)>,
     /// Since when the reason of each pod's gang is the same.
@@ -124,7 +124,7 @@ struct Reported {
     notes: HashMap<(Arc<Request>, Arc<Needs>), Option<String>>,
 }
 
-impl Reported {
+impl PublishedNotes {
     /// Publishing on a pod failed: it is retried, but not at once.
     fn missed(&mut self, pod: &PodUid) {
         if let Some((_, note)) = self.pods.get_mut(pod) {
@@ -192,7 +192,7 @@ fn uncalled(index: &Index) -> Vec<(Address, Cause)> {
 }
 
 /// The Events that are due.
-fn due(store: &Store, reported: &mut Reported, now: Instant) -> Vec<Notice> {
+fn due(store: &Store, reported: &mut PublishedNotes, now: Instant) -> Vec<Notice> {
     let snapshot = store.snapshot();
     let uncalled = store.read(uncalled);
     let waiting: HashSet<&PodUid> = uncalled.iter().map(|(pod, _)| &pod.uid).collect();
@@ -280,7 +280,7 @@ fn note(
     snapshot: &Snapshot,
     request: &Request,
     holders: &[Holder],
-    misfit: &dyn Fn(NodeIx) -> Option<Lack>,
+    misfit: &dyn Fn(NodeIx) -> Option<FitFailure>,
 ) -> Option<String> {
     let mut parts = unoffered(snapshot, request);
     parts.extend(misses(snapshot, request, misfit));
@@ -334,7 +334,11 @@ fn unoffered(snapshot: &Snapshot, request: &Request) -> Vec<String> {
         .collect()
 }
 
-fn misses(snapshot: &Snapshot, request: &Request, misfit: &dyn Fn(NodeIx) -> Option<Lack>) -> Vec<String> {
+fn misses(
+    snapshot: &Snapshot,
+    request: &Request,
+    misfit: &dyn Fn(NodeIx) -> Option<FitFailure>,
+) -> Vec<String> {
     // Some classes were in use once.
     let used: HashSet<ClassIx> = snapshot.nodes.iter().copied().collect();
     let lines: Vec<Vec<(usize, String)>> = snapshot
@@ -380,8 +384,8 @@ fn misses(snapshot: &Snapshot, request: &Request, misfit: &dyn Fn(NodeIx) -> Opt
 type Nodes<'a> = (Option<usize>, Vec<&'a str>);
 
 /// The lines about a class of nodes, each with how many devices are free; none if it serves nothing that is asked for.
-fn lines(standing: &Standing, request: &Request) -> Vec<(usize, String)> {
-    let Standing::Ours(class) = standing else {
+fn lines(standing: &NodeState, request: &Request) -> Vec<(usize, String)> {
+    let NodeState::Ours(class) = standing else {
         return Vec::new();
     };
     if let Some(cause) = &class.withheld {
@@ -402,7 +406,7 @@ fn lines(standing: &Standing, request: &Request) -> Vec<(usize, String)> {
 /// Why a member with a reservation on a node is refused by kube-scheduler's own count. `None` as a rule: its condition
 /// is older than the reservation. But where kubelet advertises too few devices on the node, the pod never gets there.
 fn reservation_note(snapshot: &Snapshot, node: &NodeName, request: &Request) -> Option<String> {
-    let Standing::Ours(class) = snapshot.standing(snapshot.find(node.as_str())?) else {
+    let NodeState::Ours(class) = snapshot.standing(snapshot.find(node.as_str())?) else {
         return None;
     };
     request.asks.iter().find_map(|ask| {

@@ -4,22 +4,22 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use gantry_api::{Grant, NodeName, PodUid, names};
-use gantry_gang::protocol::Now;
+use gantry_gang::protocol::Moment;
 use gantry_gang::{NodeFacts, Resources};
 pub(crate) use gantry_planner::fixtures::*;
 use gantry_topology::{GpuSet, Machine};
 use serde_json::{Value, json};
 
 use crate::index::{self, Index, Source, Store, Target};
-use crate::pod::{PodFacts, Reader, Seen};
-use crate::watched::Watched;
+use crate::pod::{ParsedPod, PodFacts, Reader};
+use crate::watched::WatchedResources;
 use gantry_planner::decide::Options;
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::kind::Kinds;
 use gantry_planner::request::Request;
 
-pub(crate) fn watched() -> Watched {
-    Watched::new([GPU.into()])
+pub(crate) fn watched() -> WatchedResources {
+    WatchedResources::new([GPU.into()])
 }
 
 pub(crate) fn device(node: &str, gpu: usize) -> String {
@@ -205,7 +205,7 @@ impl Cluster {
             let at = *shown.lock().unwrap();
             let passed = at.saturating_duration_since(begin).as_secs();
             let unix = BEGIN + i64::try_from(passed).unwrap();
-            Now { at, unix }
+            Moment { at, unix }
         };
         let index = Index::new(options, &watched(), "run".into());
         Self { store: Arc::new(Store::with_clock(index, Box::new(clock))), now, kinds: Mutex::default() }
@@ -256,7 +256,7 @@ impl Cluster {
     pub(crate) fn other_pod(&self, pod: &Value) -> &Self {
         let read = serde_json::from_value(pod.clone()).unwrap();
         match Reader::new(watched()).read(read) {
-            Some(Seen::OtherPod(pod)) => self.store.update(|index| index.other_pod_applied(*pod)),
+            Some(ParsedPod::OtherPod(pod)) => self.store.update(|index| index.other_pod_applied(*pod)),
             other => panic!("{other:?}"),
         }
         self
@@ -324,7 +324,7 @@ impl Cluster {
     ) -> String {
         let snapshot = self.store.snapshot();
         match snapshot.standing(snapshot.find(node).unwrap()) {
-            gantry_planner::snapshot::Standing::Ours(class) => {
+            gantry_planner::snapshot::NodeState::Ours(class) => {
                 of(class.pool(resource).unwrap().1).to_string()
             }
             other => panic!("{node} is {other:?}"),

@@ -47,19 +47,19 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{GangStatus, NodeName, PodUid, ResourceName};
 use gantry_gang::protocol::{
-    BindEnd, Blocker, CommitFailure, GangEvent, Holder, Now, Object, Settings, Stage, WatchedOwner, Withheld,
-    Work,
+    BindEnd, Blocker, CommitFailure, GangEvent, Holder, Moment, Object, Settings, Stage, WatchedOwner,
+    WithheldReason, Work,
 };
 use gantry_gang::{Fabric, GangKey, Levels, Needs, NodeFacts, OwnerFacts, OwnerRef};
 
 pub use disruption_budgets::{Disruptions, PartialBudget};
 pub use gangs::{
-    Awaited, Belongs, Called, GangReport, GangReservations, GangStanding, GangTotals, GangView, GangViews,
-    MemberStage, MemberView, PlaceView, ReportedStatus, Trial,
+    ActivatedMember, AwaitedGang, GangReport, GangReservations, GangStanding, GangTotals, GangView,
+    GangViews, MemberStage, MemberView, MembershipState, PlaceView, ReportedStatus, Trial,
 };
 pub use holds::HOLD;
 pub use idle::{IdleCause, IdleKey, IdleTotals, SET_SIZES};
-pub use inspection::{Bound, Lack, NodeReport, PodReport, UnhealthyGpu, XidReport};
+pub use inspection::{FitFailure, NodeReport, PodNode, PodReport, UnhealthyGpu, XidReport};
 pub use list_tracker::Source;
 pub use marks::mark;
 pub use node_table::Totals;
@@ -67,19 +67,19 @@ pub(crate) use objects::read_part;
 pub use objects::{PartialGpuNode, SlimNode, advertised, described, inventory};
 pub use observation::{MAX_GANGS, NodeObservation, ObservedNodes, PodObservation, Revisions};
 pub use occupants::{Occupant, Occupants};
-pub use reservations::{BindError, GrantedSet, Outcome, Reserved, Target};
+pub use reservations::{BindError, BindGrant, GrantedSet, Outcome, Target};
 pub use store::{Clock, Store, system_clock};
 pub use unschedulable_queue::{InsufficientPod, UnschedulablePod};
-pub use verbs::{BindStep, CalledPod, ReadPod, SchedulingCall, Undecided};
+pub use verbs::{BindStep, CalledPod, ReadPod, SchedulingCall, UnavailableReason};
 
 use crate::ledger::FaultKind;
 use crate::pod::{OtherPod, PodFacts};
-use crate::watched::Watched;
+use crate::watched::WatchedResources;
 use event_clock::ApiContact;
 use facts::Facts;
 use gangs::GangIndex;
 use gantry_planner::decide::{ForeignNodes, Options};
-use gantry_planner::input::Room;
+use gantry_planner::input::NodeResources;
 use gantry_planner::inventory::Inventory;
 use gantry_planner::request::Request;
 use gantry_planner::snapshot::{NodeIx, Snapshot};
@@ -88,7 +88,7 @@ use ignored_requests::IgnoredRequests;
 use inspection::InspectedNodes;
 use list_tracker::List;
 use node_resources_table::PodRecord;
-use volume_table::Claim;
+use volume_table::ClaimKey;
 pub use volume_table::{Volume, VolumeClaim};
 
 /// How long the devices of a pod that disappeared before its end was observed stay taken, at least. Kubelet hands them
@@ -117,7 +117,7 @@ pub struct Index {
 
 impl Index {
     /// An empty index. `run` distinguishes the plans of this process from those of an earlier one.
-    pub fn new(options: Options, watched: &Watched, run: String) -> Self {
+    pub fn new(options: Options, watched: &WatchedResources, run: String) -> Self {
         let settings = Settings { identity: run.as_str().into(), ..Settings::default() };
         Self {
             facts: Facts::new(options, watched, run),
@@ -171,12 +171,12 @@ impl Index {
 
     /// Sets the current time. The index never reads a clock: what happens at one moment happens between two calls of
     /// this.
-    pub fn at(&mut self, now: Now) {
+    pub fn at(&mut self, now: Moment) {
         self.facts.clock.set(now);
     }
 
     /// The current time.
-    pub fn now(&self) -> Now {
+    pub fn now(&self) -> Moment {
         self.facts.clock.now()
     }
 
@@ -397,7 +397,7 @@ impl Index {
         let text = mark.clone();
         if self.facts.nodes.set_mark(node, mark) {
             match text {
-                Some(mark) => tracing::info!(node = %name, "{}", Withheld::ByMark(mark)),
+                Some(mark) => tracing::info!(node = %name, "{}", WithheldReason::ByMark(mark)),
                 None => tracing::info!(node = %name, "no other program marks the node any more"),
             }
             if self.facts.nodes.has_inventory(node) {
@@ -473,12 +473,12 @@ impl Index {
     }
 
     /// All claims of volumes.
-    pub fn volume_claims_listed(&mut self, claims: Vec<(Claim, Option<VolumeClaim>)>) {
+    pub fn volume_claims_listed(&mut self, claims: Vec<(ClaimKey, Option<VolumeClaim>)>) {
         self.facts.volumes.set_claims(claims);
     }
 
     /// A claim of a volume is bound, waits, or is gone.
-    pub fn volume_claim_seen(&mut self, claim: Claim, volume: Option<VolumeClaim>) {
+    pub fn volume_claim_seen(&mut self, claim: ClaimKey, volume: Option<VolumeClaim>) {
         self.facts.volumes.set_claim(claim, volume);
     }
 
@@ -721,7 +721,7 @@ impl Index {
     }
 
     /// The resources of a node besides devices.
-    pub fn node_resources(&self, node: NodeIx) -> Option<&Room> {
+    pub fn node_resources(&self, node: NodeIx) -> Option<&NodeResources> {
         self.facts.resources.get(node)
     }
 
@@ -792,8 +792,8 @@ impl Index {
     }
 
     /// Why the labels, the taints or the volumes of a node rule a pod out.
-    pub(crate) fn misfit(&self, node: NodeIx, needs: &Needs) -> Option<Lack> {
-        Lack::of_node(self.facts.resources.facts(node), needs)
+    pub(crate) fn misfit(&self, node: NodeIx, needs: &Needs) -> Option<FitFailure> {
+        FitFailure::of_node(self.facts.resources.facts(node), needs)
     }
 
     /// Reports on a pod, at first without the nodes of one that waits ([`Index::inspect_nodes`]).

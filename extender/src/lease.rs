@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 pub use leadership::{Leadership, Term};
 pub use record::Settings;
 
-use record::{Intent, Renewal, Seen};
+use record::{Intent, ObservedLease, Renewal};
 
 /// Time limit for releasing the Lease: the process is about to exit, and the Lease expires soon after.
 const RELEASE: Duration = Duration::from_secs(3);
@@ -51,7 +51,7 @@ pub async fn run(client: Client, settings: Settings, leadership: Arc<Leadership>
 }
 
 /// Why a request for the Lease failed.
-enum Failed {
+enum LeaseFailure {
     /// There is no Lease.
     Missing,
     /// Another client wrote or created it meanwhile.
@@ -65,7 +65,7 @@ struct Elector {
     settings: Settings,
     leadership: Arc<Leadership>,
     /// The Lease as last observed; `None` if it must be read first.
-    seen: Option<Seen>,
+    seen: Option<ObservedLease>,
     /// Until when this process leads, if it does.
     until: Option<Instant>,
 }
@@ -93,18 +93,18 @@ impl Elector {
         let limit = sent + self.settings.attempt();
         match limited(limit, self.leases.get(&self.settings.name)).await {
             Ok(lease) => self.saw(lease),
-            Err(Failed::Missing) => {
+            Err(LeaseFailure::Missing) => {
                 let lease = self.settings.fresh();
                 let params = PostParams::default();
                 match limited(limit, self.leases.create(&params, &lease)).await {
                     Ok(lease) => self.won(lease, sent),
-                    Err(Failed::Other(error)) => self.trouble(&error),
-                    Err(Failed::Missing | Failed::Conflict) => {}
+                    Err(LeaseFailure::Other(error)) => self.trouble(&error),
+                    Err(LeaseFailure::Missing | LeaseFailure::Conflict) => {}
                 }
                 return;
             }
-            Err(Failed::Conflict) => return,
-            Err(Failed::Other(error)) => return self.trouble(&error),
+            Err(LeaseFailure::Conflict) => return,
+            Err(LeaseFailure::Other(error)) => return self.trouble(&error),
         }
         let Some(seen) = &self.seen else {
             return;
@@ -117,8 +117,8 @@ impl Elector {
                 let sent = Instant::now();
                 match self.write(&lease, limit).await {
                     Ok(lease) => self.won(lease, sent),
-                    Err(Failed::Other(error)) => self.trouble(&error),
-                    Err(Failed::Missing | Failed::Conflict) => {}
+                    Err(LeaseFailure::Other(error)) => self.trouble(&error),
+                    Err(LeaseFailure::Missing | LeaseFailure::Conflict) => {}
                 }
             }
             Intent::Ask(lease) => {
@@ -140,12 +140,12 @@ impl Elector {
             match limited(limit, self.leases.get(&self.settings.name)).await {
                 Ok(lease) => self.saw(lease),
                 // Deleted by the operator: a new Lease has no holder to wait for.
-                Err(Failed::Missing) => {
+                Err(LeaseFailure::Missing) => {
                     self.lose(String::new());
                     return Duration::ZERO;
                 }
-                Err(Failed::Conflict) => return again,
-                Err(Failed::Other(error)) => {
+                Err(LeaseFailure::Conflict) => return again,
+                Err(LeaseFailure::Other(error)) => {
                     self.trouble(&error);
                     return again;
                 }
@@ -172,11 +172,11 @@ impl Elector {
                         self.leadership.extend(until);
                         self.settings.renew_every()
                     }
-                    Err(Failed::Conflict | Failed::Missing) => {
+                    Err(LeaseFailure::Conflict | LeaseFailure::Missing) => {
                         self.seen = None;
                         Duration::ZERO
                     }
-                    Err(Failed::Other(error)) => {
+                    Err(LeaseFailure::Other(error)) => {
                         self.trouble(&error);
                         // The renewal may have been written.
                         self.seen = None;
@@ -196,13 +196,13 @@ impl Elector {
         }
     }
 
-    async fn write(&self, lease: &Lease, limit: Instant) -> Result<Lease, Failed> {
+    async fn write(&self, lease: &Lease, limit: Instant) -> Result<Lease, LeaseFailure> {
         let params = PostParams::default();
         limited(limit, self.leases.replace(&self.settings.name, &params, lease)).await
     }
 
     fn saw(&mut self, lease: Lease) {
-        self.seen = Some(Seen::new(lease, self.seen.take(), Instant::now()));
+        self.seen = Some(ObservedLease::new(lease, self.seen.take(), Instant::now()));
     }
 
     fn won(&mut self, lease: Lease, sent: Instant) {
@@ -255,10 +255,10 @@ impl Elector {
         let seen = match self.seen.take() {
             Some(seen) => seen,
             None => match limited(limit, self.leases.get(&self.settings.name)).await {
-                Ok(lease) => Seen::new(lease, None, Instant::now()),
-                Err(Failed::Missing) => return Ok(()),
-                Err(Failed::Conflict) => return Err("it cannot be read".to_owned()),
-                Err(Failed::Other(error)) => return Err(error),
+                Ok(lease) => ObservedLease::new(lease, None, Instant::now()),
+                Err(LeaseFailure::Missing) => return Ok(()),
+                Err(LeaseFailure::Conflict) => return Err("it cannot be read".to_owned()),
+                Err(LeaseFailure::Other(error)) => return Err(error),
             },
         };
         if seen.holder() != self.settings.identity {
@@ -269,9 +269,9 @@ impl Elector {
                 tracing::info!(lease = %self.settings.name, "lease released");
                 Ok(())
             }
-            Err(Failed::Missing) => Ok(()),
-            Err(Failed::Conflict) => Err("another client wrote it meanwhile".to_owned()),
-            Err(Failed::Other(error)) => Err(error),
+            Err(LeaseFailure::Missing) => Ok(()),
+            Err(LeaseFailure::Conflict) => Err("another client wrote it meanwhile".to_owned()),
+            Err(LeaseFailure::Other(error)) => Err(error),
         }
     }
 }
@@ -279,13 +279,13 @@ impl Elector {
 async fn limited(
     limit: Instant,
     request: impl Future<Output = Result<Lease, kube::Error>>,
-) -> Result<Lease, Failed> {
+) -> Result<Lease, LeaseFailure> {
     match tokio::time::timeout_at(limit, request).await {
         Ok(Ok(lease)) => Ok(lease),
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Err(Failed::Missing),
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(Failed::Conflict),
-        Ok(Err(error)) => Err(Failed::Other(chain(&error))),
-        Err(_) => Err(Failed::Other("no answer in time".to_owned())),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Err(LeaseFailure::Missing),
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(LeaseFailure::Conflict),
+        Ok(Err(error)) => Err(LeaseFailure::Other(chain(&error))),
+        Err(_) => Err(LeaseFailure::Other("no answer in time".to_owned())),
     }
 }
 

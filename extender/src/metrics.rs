@@ -148,7 +148,7 @@ struct Namespace {
 
 /// Labels of idle GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Idle {
+struct IdleLabels {
     cause: &'static str,
     namespace: String,
     model: String,
@@ -172,9 +172,9 @@ struct LargestGang {
 /// Names with series of their own; further ones are counted as `other`. Series of counters do not end, so it is those that come
 /// first.
 #[derive(Debug, Default)]
-struct Admitted(BTreeSet<String>);
+struct SeriesNames(BTreeSet<String>);
 
-impl Admitted {
+impl SeriesNames {
     fn name(&mut self, name: &str, most: usize) -> String {
         if name.is_empty() || self.0.contains(name) {
             return name.to_owned();
@@ -191,8 +191,8 @@ impl Admitted {
 #[derive(Debug, Default)]
 struct LastPage {
     at: Option<Instant>,
-    namespaces: Admitted,
-    models: Admitted,
+    namespaces: SeriesNames,
+    models: SeriesNames,
 }
 
 /// Label of a file of certificates.
@@ -209,12 +209,12 @@ struct State {
 
 /// Labels of granted sets of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Granted {
+struct GrantLabels {
     link: &'static str,
     preference: &'static str,
 }
 
-impl From<GrantedSet> for Granted {
+impl From<GrantedSet> for GrantLabels {
     fn from(set: GrantedSet) -> Self {
         let preference = match set.is_preferred {
             None => "none",
@@ -233,7 +233,7 @@ struct Fault {
 
 /// The values of the gauges, copied from the index so that the index is not locked while the page is written.
 #[derive(Debug)]
-pub struct Reading {
+pub struct GaugeReading {
     pods: usize,
     totals: Totals,
     gangs: GangTotals,
@@ -246,7 +246,7 @@ pub struct Reading {
     faults: [u64; FAULTS.len()],
 }
 
-impl Reading {
+impl GaugeReading {
     /// The values of `index` now, and of the memory of its objects.
     pub fn of(index: &Index, memory: &ObjectMemory) -> Self {
         let (pods, totals) = index.totals();
@@ -301,7 +301,7 @@ pub struct Metrics {
     slow_members: Family<Namespace, Gauge>,
     slow_member_signs: Family<Sign, Gauge>,
     kept_nodes: Gauge,
-    idle_seconds: Family<Idle, Counter<f64, AtomicU64>>,
+    idle_seconds: Family<IdleLabels, Counter<f64, AtomicU64>>,
     waiting_seconds: Family<Namespace, Counter<f64, AtomicU64>>,
     waiting_devices: Family<Namespace, Gauge>,
     free_sets: Family<FreeSet, Gauge>,
@@ -320,7 +320,7 @@ pub struct Metrics {
     remediation_resets: Family<RemediationReset, Counter>,
     remediation_rules_invalid: Gauge,
     pods: Gauge,
-    granted: Family<Granted, Counter>,
+    granted: Family<GrantLabels, Counter>,
     faults: Family<Fault, Counter>,
     object_bytes: Family<Namespace, Gauge>,
     refused_objects: Family<Namespace, Gauge>,
@@ -693,12 +693,18 @@ impl Metrics {
     }
 
     /// The page, with gauges from `reading`.
-    pub fn page_of(&self, reading: &Reading, contact: Option<Duration>, leads: bool) -> String {
+    pub fn page_of(&self, reading: &GaugeReading, contact: Option<Duration>, leads: bool) -> String {
         self.page_at(Instant::now(), reading, contact, leads)
     }
 
     /// As [`Metrics::page_of`], at `now`.
-    fn page_at(&self, now: Instant, reading: &Reading, contact: Option<Duration>, leads: bool) -> String {
+    fn page_at(
+        &self,
+        now: Instant,
+        reading: &GaugeReading,
+        contact: Option<Duration>,
+        leads: bool,
+    ) -> String {
         // Serialised: each call sets the gauges and advances the counters.
         let mut last = self.last_page.lock().unwrap_or_else(PoisonError::into_inner);
         let passed = last.at.replace(now).map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
@@ -761,7 +767,7 @@ impl Metrics {
     /// Advances the counters of time by `passed`, in which the totals count as unchanged, and sets the gauges.
     fn set_idle(&self, totals: &IdleTotals, passed: Duration, last: &mut LastPage) {
         for (key, gpus) in &totals.gpus {
-            let labels = Idle {
+            let labels = IdleLabels {
                 cause: key.cause.as_str(),
                 namespace: last.namespaces.name(&key.namespace, NAMESPACES),
                 model: last.models.name(&key.model, MODELS),
@@ -794,7 +800,7 @@ impl Metrics {
         }
     }
 
-    fn set_memory(&self, reading: &Reading) {
+    fn set_memory(&self, reading: &GaugeReading) {
         // A namespace that is no longer among the largest must not keep its old value.
         self.object_bytes.clear();
         self.refused_objects.clear();

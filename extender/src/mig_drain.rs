@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::event;
-use crate::eviction::{self, Evicted, Group};
+use crate::eviction::{self, EvictionOutcome, Group};
 use crate::index::{PartialGpuNode, Store, read_part};
 use crate::metrics::Metrics;
 use crate::per_node::{self, FromGpuNode, PerNode};
@@ -237,14 +237,14 @@ impl MigDrainer {
         let mut is_done = true;
         for pod in group.pods.iter().filter(|pod| !pod.leaving) {
             match eviction::evict(&self.client, pod, false).await? {
-                Evicted::Done => {
+                EvictionOutcome::Done => {
                     let about = event::pod(&pod.namespace, &pod.name, &pod.uid);
                     let text =
                         format!("GPU {} of {node} is drained for the MIG layout {layout}", target.index);
                     self.recorder.record(about, event::message(Reason::GpuDrained, true, text)).await;
                 }
-                Evicted::Gone => {}
-                Evicted::Blocked(why) => {
+                EvictionOutcome::Gone => {}
+                EvictionOutcome::Blocked(why) => {
                     self.hold_back(node, (layout, target), &format!("{pod} stays: {why}")).await;
                     is_done = false;
                 }

@@ -114,7 +114,7 @@ impl Kind {
 
 /// An object, as Events refer to it.
 #[derive(Debug, Clone)]
-pub(crate) struct About {
+pub(crate) struct ObjectRef {
     pub(crate) kind: Kind,
     /// API version and kind, for objects of [`Kind::Owner`].
     pub(crate) api: Option<(String, String)>,
@@ -124,7 +124,7 @@ pub(crate) struct About {
     pub(crate) uid: Arc<str>,
 }
 
-impl About {
+impl ObjectRef {
     /// An object as the API server sent it.
     pub(crate) fn of(kind: Kind, object: &impl kube::Resource) -> Self {
         let meta = object.meta();
@@ -280,14 +280,14 @@ struct State {
     listed_again: HashMap<Kind, Instant>,
     /// Bytes released since the last sweep.
     released: usize,
-    reports: mpsc::Sender<(About, Refusal)>,
+    reports: mpsc::Sender<(ObjectRef, Refusal)>,
 }
 
 /// The bytes that are kept of all watched objects.
 #[derive(Debug)]
 pub struct ObjectMemory {
     state: Mutex<State>,
-    reports: Mutex<Option<mpsc::Receiver<(About, Refusal)>>>,
+    reports: Mutex<Option<mpsc::Receiver<(ObjectRef, Refusal)>>>,
     large: Arc<Semaphore>,
 }
 
@@ -326,7 +326,7 @@ impl ObjectMemory {
     }
 
     /// The refused objects, for the task that writes Events.
-    pub(crate) fn take_reports(&self) -> Option<mpsc::Receiver<(About, Refusal)>> {
+    pub(crate) fn take_reports(&self) -> Option<mpsc::Receiver<(ObjectRef, Refusal)>> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
@@ -338,7 +338,7 @@ impl ObjectMemory {
     ///
     /// # Errors
     /// It is beyond a limit. Then the earlier version is not kept either.
-    pub(crate) fn keep(&self, about: &About, bytes: usize) -> Result<(), Refusal> {
+    pub(crate) fn keep(&self, about: &ObjectRef, bytes: usize) -> Result<(), Refusal> {
         self.lock().keep(about, bytes, Pool::of(about.kind))
     }
 
@@ -346,7 +346,7 @@ impl ObjectMemory {
     ///
     /// # Errors
     /// It is beyond a limit. Then the earlier version is not kept either.
-    pub(crate) fn admit(&self, about: &About, bytes: Option<usize>) -> Result<(), Refusal> {
+    pub(crate) fn admit(&self, about: &ObjectRef, bytes: Option<usize>) -> Result<(), Refusal> {
         let kept = match bytes {
             Some(bytes) => self.keep(about, about.kind.kept(bytes)),
             None => Err(Self::too_large(about)),
@@ -356,17 +356,17 @@ impl ObjectMemory {
 
     /// Keeps what has to be known of a refused object, such as the devices of a running pod. The limit of its namespace
     /// does not apply, but one for all such objects. False if that is reached.
-    pub(crate) fn keep_least(&self, about: &About, bytes: usize) -> bool {
+    pub(crate) fn keep_least(&self, about: &ObjectRef, bytes: usize) -> bool {
         self.lock().keep(about, bytes, Pool::Least).is_ok()
     }
 
     /// Why an object is refused that was too large to be read.
-    pub(crate) fn too_large(about: &About) -> Refusal {
+    pub(crate) fn too_large(about: &ObjectRef) -> Refusal {
         Refusal { what: what(about), limit: Limit::Object(about.kind.limit()) }
     }
 
     /// Reports an object as refused, once.
-    pub(crate) fn refuse(&self, about: &About, refusal: Refusal) {
+    pub(crate) fn refuse(&self, about: &ObjectRef, refusal: Refusal) {
         self.lock().refuse(about, refusal);
     }
 
@@ -422,7 +422,7 @@ impl ObjectMemory {
     }
 
     /// Why a pod that no watch has shown yet would be refused.
-    pub(crate) fn would_refuse(&self, about: &About, bytes: usize) -> Option<Refusal> {
+    pub(crate) fn would_refuse(&self, about: &ObjectRef, bytes: usize) -> Option<Refusal> {
         self.lock().check(about, bytes, Pool::of(about.kind)).err()
     }
 
@@ -476,7 +476,7 @@ impl Default for ObjectMemory {
 }
 
 impl State {
-    fn check(&self, about: &About, bytes: usize, pool: Pool) -> Result<(), Refusal> {
+    fn check(&self, about: &ObjectRef, bytes: usize, pool: Pool) -> Result<(), Refusal> {
         let refused = |limit| Err(Refusal { what: what(about), limit });
         let limits = &self.limits;
         if bytes > about.kind.limit() {
@@ -499,7 +499,7 @@ impl State {
         }
     }
 
-    fn keep(&mut self, about: &About, bytes: usize, pool: Pool) -> Result<(), Refusal> {
+    fn keep(&mut self, about: &ObjectRef, bytes: usize, pool: Pool) -> Result<(), Refusal> {
         let key = (about.kind, Arc::clone(&about.uid));
         self.release(&key);
         self.check(about, bytes, pool)?;
@@ -536,7 +536,7 @@ impl State {
         }
     }
 
-    fn refuse(&mut self, about: &About, refusal: Refusal) {
+    fn refuse(&mut self, about: &ObjectRef, refusal: Refusal) {
         let key = (about.kind, Arc::clone(&about.uid));
         let is_new = self.refused.get(&key).is_none_or(|(_, known)| *known != refusal);
         if !is_new {
@@ -597,7 +597,7 @@ pub(crate) async fn report(
     *memory.reports.lock().unwrap_or_else(PoisonError::into_inner) = Some(reports);
 }
 
-fn what(about: &About) -> Arc<str> {
+fn what(about: &ObjectRef) -> Arc<str> {
     format!("{} {}", about.api().1, about.name).into()
 }
 
@@ -605,8 +605,8 @@ fn what(about: &About) -> Arc<str> {
 mod tests {
     use super::*;
 
-    fn about(kind: Kind, namespace: &str, name: &str) -> About {
-        About { kind, api: None, namespace: namespace.into(), name: name.into(), uid: name.into() }
+    fn about(kind: Kind, namespace: &str, name: &str) -> ObjectRef {
+        ObjectRef { kind, api: None, namespace: namespace.into(), name: name.into(), uid: name.into() }
     }
 
     /// Limits of 6,000,000 in all, 1,500,000 per namespace and 1,000,000 in reserve.

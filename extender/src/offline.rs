@@ -22,7 +22,7 @@ use crate::lease::Leadership;
 use crate::object_memory::{Kind, ObjectMemory};
 use crate::pod::SlimPod;
 use crate::watch::{self, ApiHealth, Extent, Watches, stream};
-use crate::watched::Watched;
+use crate::watched::WatchedResources;
 use gantry_planner::decide::Options;
 use gantry_planner::placement::PlacementDefaults;
 
@@ -62,14 +62,14 @@ pub struct Terms {
 }
 
 /// The cluster as it was read.
-pub struct Seen {
+pub struct OfflineCluster {
     /// The cluster, with the reservations of decided gangs.
     pub store: Arc<Store>,
     /// The gangs that wait, in the order in which they are planned.
     pub queue: Vec<Arc<GangKey>>,
 }
 
-impl Seen {
+impl OfflineCluster {
     /// Plans the gangs that wait, as the extender would if it had planned none yet.
     pub fn plan(&self) {
         self.store.update(|index| index.set_planning(true));
@@ -98,13 +98,19 @@ pub async fn node_of(client: &Client, namespace: &str, pod: &str) -> anyhow::Res
 }
 
 /// Lists a cluster, or a part of it, into an index. The client must tolerate a silence of [`watch::SILENCE`]. Gangs that wait are not planned before
-/// [`Seen::plan`].
+/// [`OfflineCluster::plan`].
 ///
 /// # Errors
 /// The API server does not respond for ten seconds, or the cluster cannot be listed within `limit`: then the log has the reason.
-pub async fn look(client: Client, terms: Terms, extent: Extent, limit: Duration) -> anyhow::Result<Seen> {
+pub async fn look(
+    client: Client,
+    terms: Terms,
+    extent: Extent,
+    limit: Duration,
+) -> anyhow::Result<OfflineCluster> {
     let may_list_budgets = reach(&client).await?;
-    let watched = Watched::new(terms.resources).with_placement(terms.defaults, terms.model_cost_order);
+    let watched =
+        WatchedResources::new(terms.resources).with_placement(terms.defaults, terms.model_cost_order);
     let mut index = Index::new(terms.options, &watched, "offline".to_owned());
     index.set_fabric(terms.fabric.clone());
     index.set_schedulers(terms.schedulers);
@@ -179,7 +185,7 @@ pub async fn look(client: Client, terms: Terms, extent: Extent, limit: Duration)
     }
     listed?;
     let queue = store.read(Index::gangs_in_line);
-    Ok(Seen { store, queue })
+    Ok(OfflineCluster { store, queue })
 }
 
 /// Why a pod has its node and devices, by its annotation; `None` if it has none that can be read.

@@ -94,7 +94,7 @@ pub(crate) struct Page {
 }
 
 /// A page that is being served.
-struct Serving {
+struct PageServer {
     page: Page,
     model: Arc<tokio::sync::Mutex<Model>>,
     requests: Rate,
@@ -108,14 +108,14 @@ struct Serving {
 impl Page {
     /// Serves until `shutdown`.
     pub(crate) async fn run(self, listener: TcpListener, shutdown: CancellationToken) {
-        let serving = Serving::new(self, shutdown.clone());
+        let serving = PageServer::new(self, shutdown.clone());
         let router = serving.router();
         let forgetting = shutdown.run_until_cancelled(serving.forget());
         let (_, _): ((), Option<Infallible>) = tokio::join!(serve(listener, router, &shutdown), forgetting);
     }
 }
 
-impl Serving {
+impl PageServer {
     fn new(page: Page, shutdown: CancellationToken) -> Arc<Self> {
         Arc::new(Self {
             page,
@@ -245,7 +245,7 @@ impl Serving {
 
 /// One open stream.
 struct Stream {
-    serving: Arc<Serving>,
+    serving: Arc<PageServer>,
     began: Instant,
     last: Option<(Instant, String)>,
     _permit: OwnedSemaphorePermit,
@@ -258,7 +258,7 @@ struct Message<'a> {
 }
 
 impl Stream {
-    fn open(serving: Arc<Serving>, permit: OwnedSemaphorePermit) -> Self {
+    fn open(serving: Arc<PageServer>, permit: OwnedSemaphorePermit) -> Self {
         serving.page.metrics.page_streams.inc();
         Self { serving, began: Instant::now(), last: None, _permit: permit }
     }
@@ -296,7 +296,7 @@ impl Drop for Stream {
 }
 
 /// What every request passes: the name by which the page is called, the rate, the headers.
-async fn guard(State(serving): State<Arc<Serving>>, request: Request, next: Next) -> Response {
+async fn guard(State(serving): State<Arc<PageServer>>, request: Request, next: Next) -> Response {
     let mut response = match host_of(&request) {
         host if !is_known(host, &serving.page.hosts) => {
             let host = host.unwrap_or_default();

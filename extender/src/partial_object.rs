@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::bounded::Identity;
 use crate::metadata;
-use crate::watch::stream::Streamed;
+use crate::watch::stream::StreamedObject;
 
 /// An object of kind `K`, with a spec and a status of any JSON, held as `V`.
 #[derive(Debug, Clone, Deserialize)]
@@ -64,7 +64,7 @@ impl<K: kube::Resource<DynamicType = ()>, V> kube::Resource for PartialObject<K,
     }
 }
 
-impl<K, V> Streamed for PartialObject<K, V>
+impl<K, V> StreamedObject for PartialObject<K, V>
 where
     K: kube::Resource<DynamicType = ()> + Send + 'static,
     V: Default + DeserializeOwned + Send + 'static,

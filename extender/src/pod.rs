@@ -18,10 +18,10 @@ use k8s_openapi::jiff::Timestamp;
 
 pub(crate) use needs::{effect, requirement};
 pub use other_pod::{OtherPod, PodProfile};
-pub use reader::{Reader, Seen, Shared, Words};
+pub use reader::{Interner, ParsedPod, Reader, TextInterner};
 pub use slim::{SlimPod, SlimSpec, SlimStatus};
 
-use crate::watched::Watched;
+use crate::watched::WatchedResources;
 use gantry_planner::placement::WrittenRequest;
 use gantry_planner::request::{NumaDemand, Request, RequestError};
 
@@ -173,7 +173,7 @@ impl Reader {
 
 impl PodFacts {
     /// Keeps what matters of a pod; `None` if it asks for nothing that is watched. Whoever reads many has a [`Reader`].
-    pub fn read(watched: &Watched, pod: SlimPod) -> Option<Self> {
+    pub fn read(watched: &WatchedResources, pod: SlimPod) -> Option<Self> {
         let mut reader = Reader::new(watched.clone());
         let request = reader.request(&pod)?;
         reader.facts(pod, request)

@@ -28,18 +28,18 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::event;
-use crate::eviction::{self, Evicted, Group};
+use crate::eviction::{self, EvictionOutcome, Group};
 use crate::gpu_node::{self, Changes};
 use crate::index::{Index, Occupants, Store};
 use crate::metrics::{Metrics, RemediationStep};
-use decide::{Limit, Step, What, drains};
+use decide::{Limit, Step, StepKind, drains};
 use health::NodeHealth;
 use jobs::ResetJobs;
 use record::{Entry, Record};
 use reset::action_of;
 
 pub(crate) use health::ClusterHealth;
-use rules_file::{Reread, RulesFile, RulesFileError};
+use rules_file::{RulesChange, RulesFile, RulesFileError};
 
 /// Pause between two looks at the rules.
 const TICK: Duration = Duration::from_secs(2);
@@ -141,12 +141,12 @@ impl Remediator {
     /// Puts changed rules into effect.
     fn reread_rules(&mut self) {
         match self.remediation.file.reread() {
-            Reread::Unchanged => {}
-            Reread::Changed => {
+            RulesChange::Unchanged => {}
+            RulesChange::Changed => {
                 self.metrics.remediation_rules_invalid(false);
                 self.remediation.report();
             }
-            Reread::Failed(error) => {
+            RulesChange::Failed(error) => {
                 self.metrics.remediation_rules_invalid(true);
                 tracing::error!(error = %chain(&error), "the rules of remediation before this change stay in effect");
             }
@@ -175,7 +175,8 @@ impl Remediator {
         let rules = Arc::clone(self.remediation.file.rules());
         let may_reset = self.may_reset().await;
         for step in decide::decide(&rules, &nodes, may_reset == Some(true), Timestamp::now().as_second()) {
-            let is_unknown = may_reset.is_none() && matches!(step.what, What::HoldBack(_, Limit::ResetRight));
+            let is_unknown =
+                may_reset.is_none() && matches!(step.what, StepKind::HoldBack(_, Limit::ResetRight));
             if let Some(node) = nodes.get(&step.node)
                 && !is_unknown
             {
@@ -208,7 +209,7 @@ impl Remediator {
         let done = tokio::time::timeout(TIMEOUT, self.carry_out(step, &before, &record)).await;
         let error = match done {
             Ok(Ok(())) => {
-                if !matches!(step.what, What::HoldBack(..)) {
+                if !matches!(step.what, StepKind::HoldBack(..)) {
                     self.records.insert(step.node.clone(), record);
                 }
                 return self.report(step).await;
@@ -231,26 +232,25 @@ impl Remediator {
             !entries.any(|acted| acted.active && acted.action == action)
         };
         match step.what {
-            What::HoldBack(..) | What::DryRun(_) => return Ok(()),
-            What::Count
-            | What::ResetAgain
-            | What::Act(
+            StepKind::HoldBack(..) | StepKind::DryRun(_) => return Ok(()),
+            StepKind::Count
+            | StepKind::ResetAgain
+            | StepKind::Act(
                 RemediationAction::Event
                 | RemediationAction::Cordon
                 | RemediationAction::Drain
                 | RemediationAction::Reset,
             ) => {}
-            What::Act(RemediationAction::Taint) => self.set_taint(&step.node, Some(&step.rule)).await?,
-            What::Act(action) => self.set_condition(step, action, true).await?,
-            What::Withdraw(action) if !is_last(action) => {}
-            What::Withdraw(RemediationAction::Taint) => self.set_taint(&step.node, None).await?,
-            What::Withdraw(action) => self.set_condition(step, action, false).await?,
+            StepKind::Act(RemediationAction::Taint) => self.set_taint(&step.node, Some(&step.rule)).await?,
+            StepKind::Act(action) => self.set_condition(step, action, true).await?,
+            StepKind::Withdraw(action) if !is_last(action) => {}
+            StepKind::Withdraw(RemediationAction::Taint) => self.set_taint(&step.node, None).await?,
+            StepKind::Withdraw(action) => self.set_condition(step, action, false).await?,
         }
         if record.written() == before.written() {
             return Ok(());
         }
-        let cordons =
-            matches!(step.what, What::Act(action) if action == RemediationAction::Cordon || drains(action));
+        let cordons = matches!(step.what, StepKind::Act(action) if action == RemediationAction::Cordon || drains(action));
         let cordon = cordons.then(|| Cordon::of_rule(&step.rule, &step.fault, Timestamp::now()));
         self.write_record(&step.node, record, cordon.map(|cordon| (&step.gpu, cordon))).await
     }
@@ -331,25 +331,25 @@ impl Remediator {
     /// Reports a step that is done.
     async fn report(&mut self, step: &Step) {
         match &step.what {
-            What::Count => {}
-            What::Act(RemediationAction::Event) => {
+            StepKind::Count => {}
+            StepKind::Act(RemediationAction::Event) => {
                 self.count(&step.rule, RemediationAction::Event.as_str(), "done");
                 self.record(step, Reason::RemediationMatched, true, "reported").await;
             }
-            &What::Act(action) => {
+            &StepKind::Act(action) => {
                 self.count(&step.rule, action.as_str(), "done");
                 self.record(step, Reason::RemediationApplied, true, &did(action)).await;
             }
-            What::DryRun(action) => {
+            StepKind::DryRun(action) => {
                 self.count(&step.rule, action.as_str(), "dry_run");
                 let text = format!("dry run of {}: nothing is changed", action.as_str());
                 self.record(step, Reason::RemediationMatched, true, &text).await;
             }
-            What::ResetAgain => {
+            StepKind::ResetAgain => {
                 self.count(&step.rule, RemediationAction::Reset.as_str(), "done");
                 self.record(step, Reason::RemediationApplied, true, "the GPU is reset again").await;
             }
-            What::HoldBack(action, limit) => {
+            StepKind::HoldBack(action, limit) => {
                 let once = format!("{} {} {} {} {}", step.node, step.gpu, step.rule, step.onset, limit.key());
                 if self.reported.insert(once) {
                     self.count(&step.rule, action.as_str(), "held_back");
@@ -357,7 +357,7 @@ impl Remediator {
                     self.record(step, Reason::RemediationHeldBack, true, &text).await;
                 }
             }
-            What::Withdraw(action) => {
+            StepKind::Withdraw(action) => {
                 self.count(&step.rule, action.as_str(), "withdrawn");
                 let text = format!("{} taken back: the fault is gone", action.as_str());
                 self.record(step, Reason::RemediationWithdrawn, false, &text).await;
@@ -441,13 +441,13 @@ impl Remediator {
     async fn evict_group(&mut self, name: &NodeName, entry: &Entry, group: &Group) -> kube::Result<()> {
         for pod in group.pods.iter().filter(|pod| !pod.leaving) {
             match eviction::evict(&self.client, pod, false).await? {
-                Evicted::Done => {
+                EvictionOutcome::Done => {
                     let about = event::pod(&pod.namespace, &pod.name, &pod.uid);
                     let text = format!("rule {} drains GPU {} of {name}", entry.rule, entry.gpu);
                     self.recorder.record(about, event::message(Reason::GpuDrained, true, text)).await;
                 }
-                Evicted::Gone => {}
-                Evicted::Blocked(why) => self.hold(name, entry, &format!("{pod} stays: {why}")).await,
+                EvictionOutcome::Gone => {}
+                EvictionOutcome::Blocked(why) => self.hold(name, entry, &format!("{pod} stays: {why}")).await,
             }
         }
         Ok(())
@@ -502,11 +502,12 @@ impl Step {
     /// Its action, for metrics and messages.
     fn action(&self) -> &'static str {
         match self.what {
-            What::Count => "count",
-            What::ResetAgain => RemediationAction::Reset.as_str(),
-            What::Act(action) | What::DryRun(action) | What::HoldBack(action, _) | What::Withdraw(action) => {
-                action.as_str()
-            }
+            StepKind::Count => "count",
+            StepKind::ResetAgain => RemediationAction::Reset.as_str(),
+            StepKind::Act(action)
+            | StepKind::DryRun(action)
+            | StepKind::HoldBack(action, _)
+            | StepKind::Withdraw(action) => action.as_str(),
         }
     }
 

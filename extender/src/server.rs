@@ -24,11 +24,11 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::index::Undecided;
+use crate::index::UnavailableReason;
 use crate::lease::Leadership;
-use crate::metrics::{Call, Reading, Verb};
+use crate::metrics::{Call, GaugeReading, Verb};
 use crate::service::{Refusal, Service};
-use crate::tls::{Stranger, Tls};
+use crate::tls::{Tls, UntrustedClient};
 use crate::watch::ApiHealth;
 
 /// kube-scheduler's verbs, each at a path of its name.
@@ -184,7 +184,7 @@ pub struct Listeners<L = TcpListener> {
 
 /// Why a connection was ended early.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Ended {
+pub(crate) enum DisconnectReason {
     #[error("another connection takes its place")]
     Displaced,
     #[error("a client that may not call the verbs may stay no longer")]
@@ -253,7 +253,7 @@ impl Server {
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         clients: Clients,
         watcher: Watcher,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), DisconnectReason> {
         let Some(tls) = &self.tls else {
             let open = clients.schedulers.open();
             let service = TowerToHyperService::new(open.counting(clients.scheduler));
@@ -283,7 +283,7 @@ impl Server {
         if is_known {
             return served.await;
         }
-        tokio::time::timeout(STAY, served).await.map_err(|_| Ended::Overstayed)?
+        tokio::time::timeout(STAY, served).await.map_err(|_| DisconnectReason::Overstayed)?
     }
 
     /// Probes and metrics.
@@ -301,7 +301,7 @@ impl Server {
     }
 
     /// Verbs, probes and metrics; to a `stranger` the verbs are forbidden, and its bodies are not read.
-    fn router(self: &Arc<Self>, stranger: Option<Stranger>) -> Router {
+    fn router(self: &Arc<Self>, stranger: Option<UntrustedClient>) -> Router {
         let stranger = stranger.map(|stranger| Arc::from(stranger.to_string()));
         let mut verbs = Endpoints::default();
         for verb in VERBS {
@@ -362,7 +362,7 @@ impl Server {
         match result {
             Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
             Err(refusal @ Refusal::Malformed { .. }) => text(StatusCode::BAD_REQUEST, &refusal.to_string()),
-            Err(refusal @ Refusal::Undecided(_)) => unavailable(&refusal.to_string()),
+            Err(refusal @ Refusal::Unavailable(_)) => unavailable(&refusal.to_string()),
         }
     }
 
@@ -376,7 +376,7 @@ impl Server {
     /// Whether this process could decide by what it knows, be it the leader or not.
     fn fresh(&self) -> Result<String, String> {
         if !self.service.store.snapshot().synced {
-            return Err(Undecided::Cold.to_string());
+            return Err(UnavailableReason::Cold.to_string());
         }
         match self.health.age() {
             Some(age) if age <= self.stale_after => Ok("ok".to_owned()),
@@ -400,7 +400,7 @@ impl Server {
             metrics.certificates(&tls.expiries());
         }
         let leads = self.leadership.leads();
-        let reading = store.read(|index| Reading::of(index, store.memory()));
+        let reading = store.read(|index| GaugeReading::of(index, store.memory()));
         metrics.page_of(&reading, age, leads)
     }
 }
@@ -414,7 +414,7 @@ pub(crate) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     tls: &Tls,
     stream: S,
     handshakes: &Connections,
-) -> Result<TlsStream<S>, Ended> {
+) -> Result<TlsStream<S>, DisconnectReason> {
     let open = handshakes.open();
     let accepted = TlsAcceptor::from(tls.config()).accept(stream);
     let accepted = async { Ok(tokio::time::timeout(HANDSHAKE, accepted).await??) };
@@ -424,11 +424,11 @@ pub(crate) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
 /// Serves until another connection takes the place of this one.
 pub(crate) async fn until_displaced<T>(
     open: &OpenConnection,
-    serving: impl Future<Output = Result<T, Ended>>,
-) -> Result<T, Ended> {
+    serving: impl Future<Output = Result<T, DisconnectReason>>,
+) -> Result<T, DisconnectReason> {
     tokio::select! {
         served = serving => served,
-        () = open.closed() => Err(Ended::Displaced),
+        () = open.closed() => Err(DisconnectReason::Displaced),
     }
 }
 

@@ -8,16 +8,16 @@ use serde::Deserialize;
 
 use crate::bind::Binder;
 use crate::bounded::{self, ReadError};
-use crate::index::{CalledPod, SchedulingCall, Store, Target, Undecided};
+use crate::index::{CalledPod, SchedulingCall, Store, Target, UnavailableReason};
 use crate::metrics::{Decision, Metrics};
-use crate::object_memory::{About, Kind, ObjectMemory};
-use crate::pod::{Reader, Seen, SlimPod};
-use crate::watched::Watched;
+use crate::object_memory::{Kind, ObjectMemory, ObjectRef};
+use crate::pod::{ParsedPod, Reader, SlimPod};
+use crate::watched::WatchedResources;
 use crate::wire::{
     self, CandidateNodes, ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionArgs, Node, NodeObject, Pod,
     Quantities, Text,
 };
-use gantry_planner::decide::{Candidates as _, Filtered};
+use gantry_planner::decide::{Candidates as _, FilterVerdict};
 use gantry_planner::request::{Request, RequestError};
 use gantry_planner::snapshot::Snapshot;
 
@@ -28,7 +28,7 @@ pub struct Service {
     /// Writes Bindings.
     pub binder: Binder,
     /// Resources looked at.
-    pub watched: Watched,
+    pub watched: WatchedResources,
     /// Metrics.
     pub metrics: Arc<Metrics>,
 }
@@ -46,7 +46,7 @@ pub enum Refusal {
     },
     /// No decisions are made now: 503, kube-scheduler tries again.
     #[error(transparent)]
-    Undecided(#[from] Undecided),
+    Unavailable(#[from] UnavailableReason),
 }
 
 impl Service {
@@ -60,17 +60,17 @@ impl Service {
         let snapshot = self.store.snapshot();
         let (answer, outcome) = match self.request(&args.pod, &snapshot)? {
             // The pod asks for no managed resource: it passes in every state of the cluster.
-            Ok(request) if request.is_empty() => (Filtered::all_passed(candidates.len()), "ignored"),
+            Ok(request) if request.is_empty() => (FilterVerdict::all_passed(candidates.len()), "ignored"),
             Err(error) => {
                 let reason = format!("node(s) not looked at: {error}");
-                (Filtered::all_refused(candidates.len(), reason), "none")
+                (FilterVerdict::all_refused(candidates.len(), reason), "none")
             }
             Ok(request) => {
                 let read_pod = || self.read_pod(&args.pod, body);
                 let call = call(&args.pod, request, &snapshot, &read_pod);
                 // What the watch refused. A pod that it has not shown is read from the call.
                 let answer = match self.store.memory().refusal_of_pod(call.uid) {
-                    Some(refusal) => Filtered::all_refused(candidates.len(), refusal.to_string()),
+                    Some(refusal) => FilterVerdict::all_refused(candidates.len(), refusal.to_string()),
                     None => self.store.filter(&call, &candidates)?,
                 };
                 let outcome = if answer.passed.is_empty() { "none" } else { "some" };
@@ -138,7 +138,7 @@ impl Service {
             return CalledPod::default();
         };
         let uid = text(pod.metadata.uid.as_ref());
-        let about = About {
+        let about = ObjectRef {
             kind: Kind::Pod,
             api: None,
             namespace: text(pod.metadata.namespace.as_ref()).into(),
@@ -152,8 +152,8 @@ impl Service {
                 };
                 let refusal = self.store.memory().would_refuse(&about, seen.weight());
                 let facts = match seen {
-                    Seen::Facts(facts) => Some(*facts),
-                    Seen::OtherPod(_) => None,
+                    ParsedPod::Facts(facts) => Some(*facts),
+                    ParsedPod::OtherPod(_) => None,
                 };
                 CalledPod { facts, refusal }
             }
@@ -183,7 +183,7 @@ impl Service {
             }
         }
         if !self.store.snapshot().synced {
-            return Err(Undecided::Cold.into());
+            return Err(UnavailableReason::Cold.into());
         }
         let target = Target {
             uid: args.pod_uid.as_str().into(),
@@ -210,7 +210,7 @@ impl Service {
             return Ok(Ok(Request::default()));
         }
         if !snapshot.synced {
-            return Err(Undecided::Cold.into());
+            return Err(UnavailableReason::Cold.into());
         }
         asked.retain(|resource| snapshot.managed.contains(resource));
         let request = Request::read(&asked, |resource| spec.containers_asking(resource));

@@ -21,7 +21,7 @@ use crate::gang::events::Events;
 use crate::index::Store;
 use crate::metrics::Metrics;
 use crate::pod::PodFacts;
-use compare::{GpuSpeed, Sign, Slow};
+use compare::{GpuSpeed, Sign, SlowFinding};
 
 pub(crate) use clocks::ClusterClocks;
 
@@ -47,11 +47,11 @@ type MemberKey = (Arc<GangKey>, PodUid);
 struct SlowMember {
     since: Instant,
     /// What stood out, and its pod and why it is slow, as it was named. Clocks that change a little do not change the text.
-    named: Option<Named>,
+    named: Option<SignText>,
 }
 
 /// What stands out of a member, and its text.
-type Named = (Sign, Arc<str>);
+type SignText = (Sign, Arc<str>);
 
 /// Members that are slow now.
 #[derive(Debug, Default)]
@@ -61,7 +61,7 @@ impl SlowSince {
     /// Records the members that are slow now, each with its text. Returns those that are to be named now.
     fn record(
         &mut self,
-        slow: &BTreeMap<MemberKey, Named>,
+        slow: &BTreeMap<MemberKey, SignText>,
         now: Instant,
         after: Duration,
     ) -> BTreeSet<MemberKey> {
@@ -144,7 +144,7 @@ pub(crate) async fn run(
                 }
             }
         }
-        let text = |(key, (pod, why)): (&MemberKey, &(&Arc<PodFacts>, Slow<'_>))| {
+        let text = |(key, (pod, why)): (&MemberKey, &(&Arc<PodFacts>, SlowFinding<'_>))| {
             (key.clone(), (why.sign, Arc::from(format!("{}: {why}", pod.name))))
         };
         let due = known.record(&slow.iter().map(text).collect(), Instant::now(), settings.after);
@@ -175,7 +175,7 @@ fn publish(
     *published = now;
 }
 
-fn report(events: &Events, gang: &GangKey, pod: &PodFacts, slow: &Slow<'_>) {
+fn report(events: &Events, gang: &GangKey, pod: &PodFacts, slow: &SlowFinding<'_>) {
     tracing::info!(pod = %format!("{}/{}", pod.namespace, pod.name), %gang, "a member of a gang is slow: {slow}");
     let message = |text: String| event::message(Reason::MemberSlow, true, text);
     events.pod(&pod.namespace, &pod.name, &pod.uid, message(slow.to_string()));

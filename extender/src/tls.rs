@@ -51,7 +51,7 @@ pub struct Files {
 
 /// A client that may not call the verbs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Stranger {
+pub(crate) enum UntrustedClient {
     /// It has no certificate.
     #[error("decisions are for clients with a certificate of --client-ca")]
     NoCertificate,
@@ -181,16 +181,16 @@ impl Tls {
     ///
     /// # Errors
     /// Why it may not.
-    pub(crate) fn check_client(&self, certificate: Option<&[u8]>) -> Result<(), Stranger> {
+    pub(crate) fn check_client(&self, certificate: Option<&[u8]>) -> Result<(), UntrustedClient> {
         if !self.wants_clients() {
             return Ok(());
         }
         // rustls has verified it.
-        let name = common_name(certificate.ok_or(Stranger::NoCertificate)?).unwrap_or_default();
+        let name = common_name(certificate.ok_or(UntrustedClient::NoCertificate)?).unwrap_or_default();
         let expected = &self.files.client_name;
         match name == *expected {
             true => Ok(()),
-            false => Err(Stranger::OtherName { name, expected: expected.clone() }),
+            false => Err(UntrustedClient::OtherName { name, expected: expected.clone() }),
         }
     }
 

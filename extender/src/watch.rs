@@ -30,12 +30,12 @@ use crate::index::{self, Index, PartialGpuNode, SlimNode, Source, Store};
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
 use crate::mig_drain::ClusterDrains;
-use crate::object_memory::{About, Kind, ObjectMemory};
-use crate::pod::{Reader, Seen, SlimPod, Words};
+use crate::object_memory::{Kind, ObjectMemory, ObjectRef};
+use crate::pod::{ParsedPod, Reader, SlimPod, TextInterner};
 use crate::remediation::ClusterHealth;
 use crate::slow_members::ClusterClocks;
-use crate::watch::stream::{Received, Streamed};
-use crate::watched::Watched;
+use crate::watch::stream::{ReceivedObject, StreamedObject};
+use crate::watched::WatchedResources;
 use gantry_gang::Fault;
 use gantry_planner::inventory::Inventory;
 use gantry_planner::kind::Kinds;
@@ -68,8 +68,8 @@ fn apart(mut stream: BoxStream<'static, WatchEvent>) -> BoxStream<'static, Watch
 
 /// One event of a watch, parsed for the index.
 enum WatchEvent {
-    Pod(Seen),
-    PodGone(Seen),
+    Pod(ParsedPod),
+    PodGone(ParsedPod),
     /// A pod that is refused, and of which nothing is kept.
     PodRefused(PodUid),
     /// A pod of which nothing can be read: it stays as it is known.
@@ -89,13 +89,13 @@ enum WatchEvent {
 impl WatchEvent {
     fn apply(self, now: Instant, index: &mut Index) {
         match self {
-            Self::Pod(Seen::Facts(pod)) => index.pod_applied(*pod),
-            Self::Pod(Seen::OtherPod(pod)) => index.other_pod_applied(*pod),
-            Self::PodGone(Seen::Facts(pod)) => {
+            Self::Pod(ParsedPod::Facts(pod)) => index.pod_applied(*pod),
+            Self::Pod(ParsedPod::OtherPod(pod)) => index.other_pod_applied(*pod),
+            Self::PodGone(ParsedPod::Facts(pod)) => {
                 let uid = pod.uid.clone();
                 index.pod_deleted(now, &uid, Some(*pod));
             }
-            Self::PodGone(Seen::OtherPod(pod)) => index.other_pod_gone(&pod.uid),
+            Self::PodGone(ParsedPod::OtherPod(pod)) => index.other_pod_gone(&pod.uid),
             Self::PodRefused(uid) => index.pod_deleted(now, &uid, None),
             Self::PodAsBefore(uid) => index.pod_unread(&uid),
             Self::Node(name, advertised, facts, mark) => {
@@ -122,7 +122,7 @@ impl WatchEvent {
 #[derive(Clone)]
 pub struct Watches {
     /// The watched resources.
-    pub watched: Watched,
+    pub watched: WatchedResources,
     /// Where the events go.
     pub store: Arc<Store>,
     /// Records how old the facts are.
@@ -250,11 +250,12 @@ impl Watches {
             let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
             pod_event(&mut reader, &memory, pod, gone)
         }));
-        let (wanted, mut words, memory) = (watched.clone(), Words::default(), Arc::clone(store.memory()));
+        let (wanted, mut words, memory) =
+            (watched.clone(), TextInterner::default(), Arc::clone(store.memory()));
         let nodes = Api::<SlimNode>::all(health.observing(client, Source::Nodes));
         all.push(self.read(self.events(nodes, Kind::Node), Source::Nodes, move |node, gone| {
             let name = node.object.name_any();
-            let about = About::of(Kind::Node, &node.object);
+            let about = ObjectRef::of(Kind::Node, &node.object);
             if gone {
                 memory.release(Kind::Node, &about.uid);
                 words.sweep();
@@ -275,7 +276,7 @@ impl Watches {
             coalesced::coalesced(self.events(gpu_nodes, Kind::GpuNode), Arc::clone(&self.metrics));
         all.push(self.read(gpu_nodes, Source::GpuNodes, move |node, gone| {
             let name = node.object.name_any();
-            let about = About::of(Kind::GpuNode, &node.object);
+            let about = ObjectRef::of(Kind::GpuNode, &node.object);
             if gone {
                 memory.release(Kind::GpuNode, &about.uid);
                 let known = name.as_str().into();
@@ -302,7 +303,7 @@ impl Watches {
         let memory = Arc::clone(store.memory());
         let gangs = Api::<PartialGang>::all(health.observing(client, Source::Gangs));
         let gangs = self.read(self.events(gangs, Kind::Gang), Source::Gangs, move |gang, gone| {
-            let about = About::of(Kind::Gang, &gang.object);
+            let about = ObjectRef::of(Kind::Gang, &gang.object);
             let (name, mut object) = gang.object.read()?;
             if gone {
                 memory.release(Kind::Gang, &about.uid);
@@ -335,21 +336,21 @@ impl Watches {
     }
 
     /// The events of one watch, which pauses after errors.
-    fn events<K: Streamed>(
+    fn events<K: StreamedObject>(
         &self,
         api: Api<K>,
         kind: Kind,
-    ) -> impl Stream<Item = Result<Event<Received<K>>, watcher::Error>> + Send + 'static {
+    ) -> impl Stream<Item = Result<Event<ReceivedObject<K>>, watcher::Error>> + Send + 'static {
         steady::steady(stream::events(api, kind, Arc::clone(self.store.memory()), self.extent.of(kind)))
     }
 
     /// What the events of one watch mean. Errors are logged and retried. An object that cannot be parsed fails its list or watch,
     /// and everything is listed again: nothing is decided without it.
-    fn read<K: Streamed>(
+    fn read<K: StreamedObject>(
         &self,
-        events: impl Stream<Item = Result<Event<Received<K>>, watcher::Error>> + Send + 'static,
+        events: impl Stream<Item = Result<Event<ReceivedObject<K>>, watcher::Error>> + Send + 'static,
         source: Source,
-        mut news: impl FnMut(Received<K>, bool) -> Option<WatchEvent> + Send + 'static,
+        mut news: impl FnMut(ReceivedObject<K>, bool) -> Option<WatchEvent> + Send + 'static,
     ) -> BoxStream<'static, WatchEvent> {
         let health = Arc::clone(&self.health);
         // The last error: one that persists is logged once.
@@ -397,10 +398,10 @@ impl Watches {
 fn pod_event(
     reader: &mut Reader,
     memory: &ObjectMemory,
-    pod: Received<SlimPod>,
+    pod: ReceivedObject<SlimPod>,
     gone: bool,
 ) -> Option<WatchEvent> {
-    let about = About::of(Kind::Pod, &pod.object);
+    let about = ObjectRef::of(Kind::Pod, &pod.object);
     let uid = PodUid::from(pod.object.metadata.uid.as_deref()?);
     let is_bound = pod.object.node().is_some();
     let seen = reader.read(pod.object)?;

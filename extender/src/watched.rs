@@ -12,14 +12,14 @@ use gantry_planner::placement::{PlacementDefaults, PlacementRequest, is_of_model
 /// The watched resources. Pods that ask for any of them are kept, so that a resource is managed completely as soon as a
 /// plugin publishes it, with the pods that have it already.
 #[derive(Debug, Clone)]
-pub struct Watched {
+pub struct WatchedResources {
     named: Arc<[ResourceName]>,
     defaults: Arc<PlacementDefaults>,
     /// GPU models, the cheapest first.
     cheapest: Arc<[String]>,
 }
 
-impl Watched {
+impl WatchedResources {
     /// Watches `named`, which are managed also without a plugin, and NVIDIA's domain.
     pub fn new(named: impl Into<Arc<[ResourceName]>>) -> Self {
         Self { named: named.into(), defaults: Arc::default(), cheapest: Arc::default() }
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn nvidias_domain_and_what_is_named_are_looked_at() {
-        let watched = Watched::new(["example.com/a100".into()]);
+        let watched = WatchedResources::new(["example.com/a100".into()]);
         assert_eq!(
             watched.among([
                 "nvidia.com/mig-1g.10gb",

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::http_guard::{json_bytes, too_many};
 use crate::metrics::{Metrics, Outcome};
-use crate::server::{self, Bodies, BodyError, Ended, HANDSHAKES, is_json, until_displaced};
+use crate::server::{self, Bodies, BodyError, DisconnectReason, HANDSHAKES, is_json, until_displaced};
 use crate::tls::Tls;
 pub(crate) use review::Assignment;
 
@@ -53,7 +53,7 @@ pub(crate) struct Webhook {
 }
 
 /// A webhook that is being served.
-struct Serving {
+struct WebhookServer {
     assignment: Assignment,
     metrics: Arc<Metrics>,
     bodies: Bodies,
@@ -63,7 +63,7 @@ struct Serving {
 
 /// Why a request has no review.
 #[derive(Debug, thiserror::Error)]
-enum Refused {
+enum RequestError {
     #[error("Content-Type must be application/json")]
     NoJson,
     #[error("body of more than {BODY} bytes")]
@@ -78,7 +78,7 @@ enum Refused {
     Malformed(review::ReviewError),
 }
 
-impl From<BodyError> for Refused {
+impl From<BodyError> for RequestError {
     fn from(error: BodyError) -> Self {
         match error {
             // The advice in its text is for kube-scheduler.
@@ -88,7 +88,7 @@ impl From<BodyError> for Refused {
     }
 }
 
-impl Refused {
+impl RequestError {
     /// The label of its metric.
     fn label(&self) -> &'static str {
         match self {
@@ -123,7 +123,7 @@ impl Webhook {
     pub(crate) async fn run(self, listener: TcpListener, shutdown: CancellationToken) {
         let Self { assignment, tls, metrics } = self;
         let clients = Clients {
-            router: Serving::new(assignment, metrics).router(),
+            router: WebhookServer::new(assignment, metrics).router(),
             handshakes: Connections::new(HANDSHAKES),
             open: Connections::new(CONNECTIONS),
         };
@@ -151,7 +151,12 @@ async fn serve(listener: TcpListener, tls: Arc<Tls>, clients: Clients, closing: 
     let _ = tokio::time::timeout(DRAIN, graceful.shutdown()).await;
 }
 
-async fn connection(stream: TcpStream, tls: &Tls, clients: Clients, watcher: Watcher) -> Result<(), Ended> {
+async fn connection(
+    stream: TcpStream,
+    tls: &Tls,
+    clients: Clients,
+    watcher: Watcher,
+) -> Result<(), DisconnectReason> {
     let stream = server::handshake(tls, stream, &clients.handshakes).await?;
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let open = clients.open.open();
@@ -167,7 +172,7 @@ async fn connection(stream: TcpStream, tls: &Tls, clients: Clients, watcher: Wat
     until_displaced(&open, serving).await
 }
 
-impl Serving {
+impl WebhookServer {
     fn new(assignment: Assignment, metrics: Arc<Metrics>) -> Arc<Self> {
         Arc::new(Self {
             assignment,
@@ -185,7 +190,7 @@ impl Serving {
 
     async fn mutate(&self, request: Request) -> Response {
         let reviewed = tokio::time::timeout(self.limit, self.review(request)).await;
-        let (outcome, response) = match reviewed.unwrap_or(Err(Refused::Slow)) {
+        let (outcome, response) = match reviewed.unwrap_or(Err(RequestError::Slow)) {
             Ok((outcome, response)) => (outcome, json_bytes(response.into())),
             Err(refused) => {
                 // The API server reports it only where the failure policy is Fail.
@@ -198,14 +203,14 @@ impl Serving {
     }
 
     /// The outcome, and the AdmissionReview that answers the request.
-    async fn review(&self, request: Request) -> Result<(&'static str, Vec<u8>), Refused> {
+    async fn review(&self, request: Request) -> Result<(&'static str, Vec<u8>), RequestError> {
         if !is_json(request.headers()) {
-            return Err(Refused::NoJson);
+            return Err(RequestError::NoJson);
         }
-        let _request = self.requests.try_acquire().map_err(|_| Refused::Crowded)?;
+        let _request = self.requests.try_acquire().map_err(|_| RequestError::Crowded)?;
         // Its bytes are accounted until the request ends.
         let (body, _bytes) = self.bodies.read(request).await?;
-        let review = self.assignment.review(&body).map_err(Refused::Malformed)?;
+        let review = self.assignment.review(&body).map_err(RequestError::Malformed)?;
         Ok((review.outcome.label(), review.response))
     }
 }

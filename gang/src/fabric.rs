@@ -37,7 +37,7 @@ pub struct Domain {
     /// What people call it within its level: the label's value; `rack r1` and the node's name for nodes that lack the label.
     pub name: Arc<str>,
     /// What its nodes have in common.
-    pub by: KnownBy,
+    pub by: DomainIdentity,
     /// The domain it lies in; the root has none.
     pub parent: Option<DomainIx>,
     /// The domains directly in it, by name.
@@ -48,7 +48,7 @@ pub struct Domain {
 
 /// What makes nodes one domain of a level. Strangers never count as neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum KnownBy {
+pub enum DomainIdentity {
     /// The value of the level's label. The whole cluster counts as such.
     Label,
     /// They lack that label and share the value of this smaller level's, of those that they have the largest: whichever domain of the level
@@ -80,7 +80,7 @@ impl Fabric {
             domains: vec![Domain {
                 level: None,
                 name: "cluster".into(),
-                by: KnownBy::Label,
+                by: DomainIdentity::Label,
                 parent: None,
                 children: Vec::new(),
                 nodes: Vec::new(),
@@ -116,16 +116,16 @@ impl Fabric {
     /// Divides the smallest domains so far by one more level.
     fn divide(&mut self, level: usize, nodes: &[Option<&NodeFacts>], marks: &[Mark<'_>]) {
         /// A domain to be: in which it lies, what it is called, what its nodes have in common.
-        type Part<'a> = (DomainIx, &'a Arc<str>, KnownBy);
+        type Part<'a> = (DomainIx, &'a Arc<str>, DomainIdentity);
         let mut parts: HashMap<Part<'_>, u32> = HashMap::new();
         // The part of every node, by the order of discovery first.
         let mut part_of = Vec::with_capacity(nodes.len());
         for ((node, mark), parent) in nodes.iter().zip(marks).zip(&self.of_node) {
             part_of.push(node.map(|node| {
                 let part = match *mark {
-                    Some((by, value)) if by == level => (*parent, value, KnownBy::Label),
-                    Some((by, value)) => (*parent, value, KnownBy::Smaller(by)),
-                    None => (*parent, &node.name, KnownBy::Node),
+                    Some((by, value)) if by == level => (*parent, value, DomainIdentity::Label),
+                    Some((by, value)) => (*parent, value, DomainIdentity::Smaller(by)),
+                    None => (*parent, &node.name, DomainIdentity::Node),
                 };
                 let next = u32::try_from(parts.len()).unwrap_or(u32::MAX);
                 *parts.entry(part).or_insert(next)
@@ -143,8 +143,8 @@ impl Fabric {
                 parent.children.push(number);
             }
             let smaller = match by {
-                KnownBy::Smaller(smaller) => self.levels.0.get(smaller),
-                KnownBy::Label | KnownBy::Node => None,
+                DomainIdentity::Smaller(smaller) => self.levels.0.get(smaller),
+                DomainIdentity::Label | DomainIdentity::Node => None,
             };
             self.domains.push(Domain {
                 level: Some(level),
@@ -229,9 +229,9 @@ impl Fabric {
         };
         let level = domain.level.and_then(|level| self.levels.0.get(level));
         match (level, domain.by) {
-            (Some(level), KnownBy::Label) => format!("{} {}", level.name, domain.name),
-            (Some(level), KnownBy::Smaller(_)) => format!("{} of {}", level.name, domain.name),
-            (Some(_), KnownBy::Node) => format!("node {}", domain.name),
+            (Some(level), DomainIdentity::Label) => format!("{} {}", level.name, domain.name),
+            (Some(level), DomainIdentity::Smaller(_)) => format!("{} of {}", level.name, domain.name),
+            (Some(_), DomainIdentity::Node) => format!("node {}", domain.name),
             (None, _) => "cluster".to_owned(),
         }
     }

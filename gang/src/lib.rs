@@ -19,7 +19,7 @@ pub mod quorum;
 pub mod resources;
 pub mod terms;
 
-pub use fabric::{DomainIx, Fabric, KnownBy, Level, Levels, Scope};
+pub use fabric::{DomainIdentity, DomainIx, Fabric, Level, Levels, Scope};
 pub use key::{GangKey, Integration};
 pub use membership::{
     ArrivalTime, Disruption, GangOptions, JobRef, Membership, OwnerFacts, OwnerKind, OwnerRef, Size,

@@ -194,16 +194,16 @@ impl Resources {
     }
 
     /// What is left and what is needed of every resource that is needed at all.
-    fn each<'a>(&'a self, need: &'a Self) -> impl Iterator<Item = (i64, i64, Named<'a>)> {
+    fn each<'a>(&'a self, need: &'a Self) -> impl Iterator<Item = (i64, i64, ResourceKey<'a>)> {
         let others = need.others.iter().map(|(name, amount)| {
             let left = self.others.get(name).copied().unwrap_or_default();
-            (left, *amount, Named::Other(name))
+            (left, *amount, ResourceKey::Other(name))
         });
         [
-            (self.pods, need.pods, Named::Pods),
-            (self.milli_cpu, need.milli_cpu, Named::Cpu),
-            (self.memory, need.memory, Named::Memory),
-            (self.ephemeral, need.ephemeral, Named::EphemeralStorage),
+            (self.pods, need.pods, ResourceKey::Pods),
+            (self.milli_cpu, need.milli_cpu, ResourceKey::Cpu),
+            (self.memory, need.memory, ResourceKey::Memory),
+            (self.ephemeral, need.ephemeral, ResourceKey::EphemeralStorage),
         ]
         .into_iter()
         .chain(others)
@@ -212,7 +212,7 @@ impl Resources {
 }
 
 /// A resource, by a borrowed name.
-enum Named<'a> {
+enum ResourceKey<'a> {
     Pods,
     Cpu,
     Memory,
@@ -220,7 +220,7 @@ enum Named<'a> {
     Other(&'a Arc<str>),
 }
 
-impl Named<'_> {
+impl ResourceKey<'_> {
     fn resource(self) -> InsufficientResource {
         match self {
             Self::Pods => InsufficientResource::Pods,

@@ -11,9 +11,9 @@ use gantry_api::{GangRails, GangRepair};
 
 use crate::membership::OwnerRef;
 use crate::quorum::{Quorum, Selection};
-pub use declared::Declared;
+pub use declared::PodDeclarations;
 pub(crate) use declared::work;
-pub use resolve::{Defaults, OwnerState, Resolved, resolve};
+pub use resolve::{Defaults, OwnerState, TermsResolution, resolve};
 
 /// The terms of a gang.
 #[derive(Debug, Clone, PartialEq, Eq)]

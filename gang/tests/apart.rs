@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gantry_gang::integrations::{self, PodView};
-use gantry_gang::protocol::{GangEvent, Gangs, Member, Now, Settings, ShapeId, Stage, WatchedOwner};
+use gantry_gang::protocol::{GangEvent, Gangs, Member, Moment, Settings, ShapeId, Stage, WatchedOwner};
 use gantry_gang::{OwnerKind, OwnerRef};
 use serde_json::json;
 
@@ -63,7 +63,7 @@ fn job_set(order: &str) -> (OwnerRef, serde_json::Value) {
 
 /// Gangs with their minimums and how many members each has.
 fn gangs(order: &str, known_first: bool) -> Vec<(String, u32, usize)> {
-    let now = Now { at: Instant::now(), unix: 0 };
+    let now = Moment { at: Instant::now(), unix: 0 };
     let mut gangs = Gangs::new(Settings::default());
     gangs.handle(now, GangEvent::Synced);
     let (owner, object) = job_set(order);

@@ -50,7 +50,7 @@ pub struct Rules {
 
 /// An image that was found.
 #[derive(Debug)]
-pub struct Found {
+pub struct FoundImage {
     pub arch: Arch,
     pub name: String,
     /// Digest of its manifest.
@@ -66,7 +66,7 @@ pub struct Found {
 ///
 /// # Errors
 /// Everything that is wrong.
-pub fn archive(path: &Path, rules: &Rules) -> Result<Vec<Found>> {
+pub fn archive(path: &Path, rules: &Rules) -> Result<Vec<FoundImage>> {
     let blobs = read_archive(path).with_context(|| format!("cannot read {}", path.display()))?;
     let index = blobs.get("index.json").context("there is no index.json: not an OCI archive")?;
     let index: ImageIndex = serde_json::from_slice(index).context("index.json")?;
@@ -115,7 +115,7 @@ fn blob<'a>(blobs: &'a Blobs, descriptor: &Descriptor) -> Result<&'a [u8]> {
     Ok(bytes)
 }
 
-fn image(blobs: &Blobs, descriptor: &Descriptor, name: &str, rules: &Rules) -> Result<Found> {
+fn image(blobs: &Blobs, descriptor: &Descriptor, name: &str, rules: &Rules) -> Result<FoundImage> {
     let manifest: ImageManifest = serde_json::from_slice(blob(blobs, descriptor)?).context("manifest")?;
     let config: ImageConfiguration =
         serde_json::from_slice(blob(blobs, manifest.config())?).context("configuration")?;
@@ -153,7 +153,7 @@ fn image(blobs: &Blobs, descriptor: &Descriptor, name: &str, rules: &Rules) -> R
     }
     let paths = layers.tree.iter().map(|(path, _)| path.to_owned()).collect();
     let digest = descriptor.digest().to_string();
-    Ok(Found { arch, name: name.to_owned(), digest, bytes, stored, paths })
+    Ok(FoundImage { arch, name: name.to_owned(), digest, bytes, stored, paths })
 }
 
 fn size(entry: &Entry) -> u64 {

@@ -53,7 +53,7 @@ const WANTED: [(&str, &[&str]); 4] = [
 
 /// A line of the list of packages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Pinned {
+struct PinnedPackage {
     name: String,
     version: String,
     arch: Arch,
@@ -90,7 +90,7 @@ pub fn packages(arch: Arch, cache: &Path) -> Result<Vec<Package>> {
         .collect()
 }
 
-fn pinned(list: &str) -> Result<Vec<Pinned>> {
+fn pinned(list: &str) -> Result<Vec<PinnedPackage>> {
     let lines = list.lines().enumerate().filter(|(_, line)| !line.starts_with('#'));
     lines
         .map(|(number, line)| {
@@ -103,13 +103,13 @@ fn pinned(list: &str) -> Result<Vec<Pinned>> {
             let arch = arch.parse().with_context(|| format!("image/data/debian.csv, line {}", number + 1))?;
             let own = str::to_owned;
             let (name, version, path, sha256) = (own(name), own(version), own(path), own(sha256));
-            Ok(Pinned { name, version, arch, path, sha256 })
+            Ok(PinnedPackage { name, version, arch, path, sha256 })
         })
         .collect()
 }
 
 /// The bytes of a package, from the cache or a mirror.
-fn fetch(pinned: &Pinned, cache: &Path) -> Result<Vec<u8>> {
+fn fetch(pinned: &PinnedPackage, cache: &Path) -> Result<Vec<u8>> {
     let kept = cache.join(format!("{}.deb", pinned.sha256));
     if let Ok(bytes) = fs::read(&kept)
         && sha256(&bytes) == pinned.sha256
@@ -148,7 +148,7 @@ fn download(address: &str) -> Result<Vec<u8>> {
     Ok(response.body_mut().with_config().limit(PACKAGE_LIMIT).read_to_vec()?)
 }
 
-fn unpack(pinned: &Pinned, bytes: &[u8]) -> Result<Package> {
+fn unpack(pinned: &PinnedPackage, bytes: &[u8]) -> Result<Package> {
     let wanted = WANTED.iter().find(|(name, _)| *name == pinned.name);
     let (_, wanted) = wanted.with_context(|| format!("{} is not used by the image", pinned.name))?;
     let triplet = pinned.arch.triplet();
@@ -178,7 +178,7 @@ fn unpack(pinned: &Pinned, bytes: &[u8]) -> Result<Package> {
     if let Some(path) = absent {
         bail!("there is no {path} in it");
     }
-    let Pinned { name, version, arch, sha256, .. } = pinned.clone();
+    let PinnedPackage { name, version, arch, sha256, .. } = pinned.clone();
     Ok(Package { name, version, arch, sha256, control, files })
 }
 
@@ -276,8 +276,8 @@ mod tests {
     const CONTROL: &str = "Package: libgcc-s1\nVersion: 1\nArchitecture: amd64\n";
     const LIBRARY: &str = "usr/lib/x86_64-linux-gnu/libgcc_s.so.1";
 
-    fn libgcc(sha256: &str) -> Pinned {
-        Pinned {
+    fn libgcc(sha256: &str) -> PinnedPackage {
+        PinnedPackage {
             name: "libgcc-s1".to_owned(),
             version: "1".to_owned(),
             arch: Arch::Amd64,

@@ -12,12 +12,12 @@ use gantry_gang::protocol::{PlanRequest, ShapeId};
 use gantry_gang::{Fabric, Level, Levels, Needs, NodeFacts, Resources};
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::fixtures::{request, switched};
-use gantry_planner::input::{EFFORT, Exact, PlacementRules, PlanInput, Room, Shape};
+use gantry_planner::input::{EFFORT, ExactNode, NodeResources, PlacementRules, PlanInput, Shape};
 use gantry_planner::kind::Kinds;
 use gantry_planner::placement::{PlacementRequest, SetTerms};
 use gantry_planner::plan::plan;
 use gantry_planner::preempt::{CandidatePod, VictimCandidate, preempt};
-use gantry_planner::snapshot::{Class, ClassIx, NodeIx, Pool, ScoreCache, Snapshot, Standing};
+use gantry_planner::snapshot::{Class, ClassIx, NodeIx, NodeState, Pool, ScoreCache, Snapshot};
 use gantry_topology::LinkClass;
 
 #[path = "common/gangs.rs"]
@@ -92,7 +92,7 @@ fn gangs_on_640_nodes(bencher: Bencher<'_, '_>, members: u32) {
 /// Racks of 16 nodes of eight GPUs, 20 racks to a block. Two nodes in five are in use, in all ways.
 struct Cluster {
     snapshot: Snapshot,
-    rooms: Vec<Room>,
+    rooms: Vec<NodeResources>,
     fabric: Fabric,
     shapes: Vec<Shape>,
     ids: Vec<Vec<Option<DeviceId>>>,
@@ -109,11 +109,11 @@ impl Cluster {
             shapes: [1, 2, 4, 8].into_iter().map(shape).collect(),
             ids: Vec::new(),
         };
-        let mut classes: Vec<Arc<Standing>> = Vec::new();
+        let mut classes: Vec<Arc<NodeState>> = Vec::new();
         for number in 0..nodes {
             let taken = if number % 5 < 2 { ((number * 2_654_435_761) >> 7) & 0xff } else { 0 };
             let free: DeviceSet = (0..8).filter(|gpu| taken >> gpu & 1 == 0).collect();
-            let standing = Standing::Ours(Class {
+            let standing = NodeState::Ours(Class {
                 kind: Arc::clone(&kind),
                 pools: vec![Pool {
                     resource: names::GPU_RESOURCE.into(),
@@ -155,7 +155,7 @@ impl Cluster {
                 ("example.com/rack", format!("rack-{:04}", number / 16)),
                 ("example.com/block", format!("block-{:03}", number / 320)),
             ];
-            cluster.rooms.push(Room {
+            cluster.rooms.push(NodeResources {
                 facts: Some(Arc::new(NodeFacts {
                     name: name.as_str().into(),
                     labels: labels.map(|(label, value)| (label.into(), value.into())).into(),
@@ -186,7 +186,7 @@ impl Cluster {
     /// Puts so many pods of the lowest priority on every node that no gang fits, and names them.
     fn occupy(&mut self, pods: u32, gpus: bool) -> Vec<VictimCandidate> {
         let mut candidates = Vec::new();
-        let mut full: Vec<Standing> = Vec::new();
+        let mut full: Vec<NodeState> = Vec::new();
         let share =
             Resources { milli_cpu: if gpus { 1_000 } else { 9_000 }, pods: 1, ..Resources::default() };
         for (node, (room, ids)) in (0u32..).zip(self.rooms.iter_mut().zip(&self.ids)) {
@@ -213,8 +213,8 @@ impl Cluster {
             }
         }
         for standing in self.snapshot.classes.iter() {
-            let mut standing = Standing::clone(standing);
-            if let Standing::Ours(class) = &mut standing {
+            let mut standing = NodeState::clone(standing);
+            if let NodeState::Ours(class) = &mut standing {
                 let free: DeviceSet = if gpus { DeviceSet::EMPTY } else { (0..8).collect() };
                 class.pools[0].free = free.clone();
                 class.pools[0].open = free;
@@ -238,10 +238,10 @@ impl Cluster {
 
     fn on_terrain<T>(&self, then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
         let exact = |node: NodeIx| match self.snapshot.standing(node) {
-            Standing::Ours(class) => {
-                Some(Exact { class: class.clone(), ids: vec![self.ids.get(node.0 as usize)?.as_slice()] })
+            NodeState::Ours(class) => {
+                Some(ExactNode { class: class.clone(), ids: vec![self.ids.get(node.0 as usize)?.as_slice()] })
             }
-            Standing::Foreign { .. } | Standing::Gone => None,
+            NodeState::Foreign { .. } | NodeState::Gone => None,
         };
         then(&PlanInput {
             snapshot: &self.snapshot,

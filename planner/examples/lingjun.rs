@@ -19,11 +19,11 @@ use gantry_api::{DeviceId, NodeName, names};
 use gantry_gang::{Fabric, Level, Levels, Needs, NodeFacts, Resources};
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::fixtures::{class_of, pool_of, switched};
-use gantry_planner::input::{EFFORT, Exact, PlacementRules, PlanInput, Room, Shape};
+use gantry_planner::input::{EFFORT, ExactNode, NodeResources, PlacementRules, PlanInput, Shape};
 use gantry_planner::kind::Kinds;
 use gantry_planner::plan::plan;
 use gantry_planner::request::{Ask, Request};
-use gantry_planner::snapshot::{Class, ClassIx, NodeIx, Snapshot, Standing};
+use gantry_planner::snapshot::{Class, ClassIx, NodeIx, NodeState, Snapshot};
 
 #[path = "../benches/common/gangs.rs"]
 mod common;
@@ -218,7 +218,7 @@ struct Cluster {
     snapshot: Snapshot,
     /// By the free GPUs of a host as bits.
     classes: Vec<Class>,
-    rooms: Vec<Room>,
+    rooms: Vec<NodeResources>,
     fabric: Fabric,
     shapes: Vec<Shape>,
     ids: Vec<Vec<Option<DeviceId>>>,
@@ -232,7 +232,7 @@ impl Cluster {
             class_of(&kind, pool_of(names::GPU_RESOURCE, gantry_planner::shape::Shape::Whole, GPUS, free))
         };
         let classes: Vec<Class> = (0..1 << GPUS).map(class).collect();
-        let standings = classes.iter().cloned().map(|class| Arc::new(Standing::Ours(class)));
+        let standings = classes.iter().cloned().map(|class| Arc::new(NodeState::Ours(class)));
         let mut snapshot =
             Snapshot { synced: true, classes: Arc::new(standings.collect()), ..Snapshot::default() };
         let mut leaves = vec![Vec::new(); tree.count];
@@ -244,7 +244,7 @@ impl Cluster {
             Arc::make_mut(&mut snapshot.names).number(&NodeName::from(node.as_str()));
             let allocatable = Resources { pods: 110, ..Resources::default() };
             let labels = [("example.com/block", block), ("example.com/leaf", name)];
-            rooms.push(Room {
+            rooms.push(NodeResources {
                 facts: Some(Arc::new(NodeFacts {
                     name: node.as_str().into(),
                     labels: labels.map(|(key, value)| (key.into(), value.as_str().into())).into(),
@@ -259,7 +259,7 @@ impl Cluster {
         let levels = names
             .iter()
             .map(|level| Level { name: (*level).into(), label: format!("example.com/{level}").into() });
-        let facts = rooms.iter().map(|room: &Room| room.facts.as_deref());
+        let facts = rooms.iter().map(|room: &NodeResources| room.facts.as_deref());
         Self {
             leaf_of: tree.hosts.iter().map(|(leaf, ..)| *leaf).collect(),
             leaves,
@@ -297,7 +297,7 @@ impl Cluster {
 
     fn plan(&self, size: u32) -> Option<Place> {
         let exact = |node: NodeIx| {
-            Some(Exact {
+            Some(ExactNode {
                 class: self.classes[self.free(node.0 as usize) as usize].clone(),
                 ids: vec![self.ids.get(node.0 as usize)?.as_slice()],
             })

@@ -4,7 +4,7 @@
 mod filter;
 mod prioritize;
 
-pub use filter::{Filtered, NodeRefusal, PoolShortage, filter, judge, node_line, too_many};
+pub use filter::{FilterVerdict, NodeRefusal, PoolShortage, filter, judge, node_line, too_many};
 pub use prioritize::{Score, Winner, megabytes, prioritize, score};
 
 use std::time::Duration;

@@ -17,7 +17,7 @@ pub struct PlanInput<'a> {
     /// Devices. Those reserved for other gangs are not free in it.
     pub snapshot: &'a Snapshot,
     /// Resources of the nodes other than devices.
-    pub rooms: &'a [Room],
+    pub rooms: &'a [NodeResources],
     pub fabric: &'a Fabric,
     /// Shapes of members, by [`ShapeId`].
     pub shapes: &'a [Shape],
@@ -26,7 +26,7 @@ pub struct PlanInput<'a> {
     /// Pods taken to be gone. Their resources are already added to what their nodes have left.
     pub gone: &'a [&'a PodUid],
     /// One node with each device by itself, from which exact devices are chosen.
-    pub exact: &'a dyn Fn(NodeIx) -> Option<Exact<'a>>,
+    pub exact: &'a dyn Fn(NodeIx) -> Option<ExactNode<'a>>,
     /// Steps that exhaustive searches of all plans from this input may still take; [`EFFORT`] at first.
     pub effort: &'a Cell<u32>,
 }
@@ -36,7 +36,7 @@ pub const EFFORT: u32 = 1 << 21;
 
 /// One node with each device by itself.
 #[derive(Debug, Clone)]
-pub struct Exact<'a> {
+pub struct ExactNode<'a> {
     /// Its pools, with exactly the devices that are free.
     pub class: Class,
     /// IDs by pool, by device.
@@ -45,7 +45,7 @@ pub struct Exact<'a> {
 
 /// Resources of a node other than devices.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Room {
+pub struct NodeResources {
     /// Its labels, taints and totals; `None` for a node that is gone.
     pub facts: Option<Arc<NodeFacts>>,
     /// Allocatable minus the requests of pods and reservations on it.

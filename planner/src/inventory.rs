@@ -21,7 +21,7 @@ pub struct Inventory {
     /// One per managed resource that it serves.
     pub pools: Vec<Pool>,
     /// The devices that pods hold, as the plugin reports it.
-    pub holders: Vec<Held>,
+    pub holders: Vec<ReportedHolder>,
     /// The CPUs and the memory of each NUMA node, if kubelet refuses pods by them.
     pub numa: Vec<NumaNode>,
     /// The NUMA node of each GPU that kubelet knows, where the configuration of its Topology Manager is not known.
@@ -75,7 +75,7 @@ pub struct Device {
 
 /// A holder, as the plugin reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
+pub struct ReportedHolder {
     /// Namespace of the pod.
     pub namespace: String,
     /// Name of the pod.
@@ -91,7 +91,7 @@ pub struct Held {
     pub provenance: Provenance,
 }
 
-impl Held {
+impl ReportedHolder {
     /// Whether a pod holds them: by its UID if the plugin knows one, else by its name.
     pub fn is_of(&self, uid: &PodUid, namespace: &str, name: &str) -> bool {
         match &self.uid {

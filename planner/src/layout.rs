@@ -130,7 +130,7 @@ impl Layout {
     ///
     /// The best one for the worst-off container wins, then the best one for the whole pod. Two ways are tried first: the
     /// best set for the whole pod, split among its containers; and the best set for each container, the largest first.
-    /// Where a better layout may exist, it is searched for ([`Joint`]). If kubelet's Topology Manager refuses both, the
+    /// Where a better layout may exist, it is searched for ([`JointSearch`]). If kubelet's Topology Manager refuses both, the
     /// containers are assigned one after the other, as kubelet does.
     pub fn best(site: Site<'_>, free: &DeviceSet, ask: &Ask) -> Option<Self> {
         let devices = usize::try_from(ask.devices).ok()?;
@@ -158,7 +158,7 @@ impl Layout {
             (apart, together) => together.or(apart),
         };
         let (worth, best) = best.unzip();
-        let better = Joint::of(site, free, &groups).and_then(|joint| joint.better_than(worth));
+        let better = JointSearch::of(site, free, &groups).and_then(|joint| joint.better_than(worth));
         better.and_then(|sets| Self::of_sets(site, sets, ask, &groups)).or(best).or_else(in_order)
     }
 
@@ -238,7 +238,7 @@ const MOST_SETS: u32 = 1 << 11;
 
 /// The search for disjoint sets of whole GPUs, one for each group of containers that use theirs together. Complete on
 /// machines of up to eight GPUs.
-struct Joint<'s> {
+struct JointSearch<'s> {
     site: Site<'s>,
     free: GpuSet,
     groups: Vec<&'s Group>,
@@ -248,7 +248,7 @@ struct Joint<'s> {
     sets: u32,
 }
 
-impl<'s> Joint<'s> {
+impl<'s> JointSearch<'s> {
     /// `None` where sets are not compared by bandwidth alone: parts of GPUs, an order of models, kubelet's alignment.
     fn of(site: Site<'s>, free: &DeviceSet, groups: &'s [Group]) -> Option<Self> {
         let groups: Vec<&Group> = groups.iter().filter(|group| !group.nested).collect();

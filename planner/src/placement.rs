@@ -147,8 +147,10 @@ impl WrittenRequest {
 
 /// That an annotation has no effect, and what is allowed if its value is not.
 fn without_effect(name: &str, text: &str, why: &str) -> String {
-    let problem =
-        Own::default().take(name, text).err().map_or_else(String::new, |problem| format!("; {problem}"));
+    let problem = StatedPreferences::default()
+        .take(name, text)
+        .err()
+        .map_or_else(String::new, |problem| format!("; {problem}"));
     format!("annotation {name} ({}) has no effect, because {why}{problem}", shown(text))
 }
 
@@ -161,7 +163,7 @@ impl PlacementRequest {
         annotations: impl Iterator<Item = (&'a str, &'a str)>,
         defaults: &Self,
     ) -> Result<Self, PlacementError> {
-        let mut own = Own::default();
+        let mut own = StatedPreferences::default();
         for (name, text) in annotations {
             own.take(name, text)
                 .map_err(|problem| PlacementError { place: format!("annotation {name}"), problem })?;
@@ -183,7 +185,7 @@ impl PlacementRequest {
 
 /// What one pod's annotations, or one set of defaults, state.
 #[derive(Debug, Default)]
-struct Own {
+struct StatedPreferences {
     /// Required and preferred.
     link: [Option<LinkClass>; 2],
     gbs: [Option<u32>; 2],
@@ -192,7 +194,7 @@ struct Own {
     policy: Option<Policy>,
 }
 
-impl Own {
+impl StatedPreferences {
     fn take(&mut self, name: &str, text: &str) -> Result<(), String> {
         match name {
             names::REQUIRED_LINK_ANNOTATION => self.link[0] = Some(link(text)?),
@@ -344,7 +346,7 @@ impl PlacementDefaults {
     /// # Errors
     /// The first item that cannot be used.
     pub fn read<'a>(items: impl IntoIterator<Item = &'a str>) -> Result<Self, PlacementError> {
-        let mut by_namespace: BTreeMap<&str, Own> = BTreeMap::new();
+        let mut by_namespace: BTreeMap<&str, StatedPreferences> = BTreeMap::new();
         for item in items {
             let fault = |problem| PlacementError { place: format!("default {}", shown(item)), problem };
             let form = || fault("must have the form [NAMESPACE/]NAME=VALUE".to_owned());
@@ -366,7 +368,8 @@ impl PlacementDefaults {
             // What a namespace leaves open is the cluster's.
             let link = [0, 1].map(|at: usize| own.link[at].or(of_cluster.link[at]));
             let gbs = [0, 1].map(|at: usize| own.gbs[at].or(of_cluster.gbs[at]));
-            Own { link, gbs, ..Own::default() }.check(&format!("defaults of namespace {namespace}: "))?;
+            StatedPreferences { link, gbs, ..StatedPreferences::default() }
+                .check(&format!("defaults of namespace {namespace}: "))?;
         }
         let cluster = of_cluster.over(&PlacementRequest::default());
         let namespaces = by_namespace.into_iter();

@@ -45,15 +45,15 @@ use gantry_gang::DomainIx;
 use gantry_gang::protocol::{Devices, Placement, PlanRequest, Refusal, Reservation};
 use gantry_gang::terms::Rails;
 
-use self::choose::{Chooser, Chosen, Rank};
-use self::demand::{Asked, Demand};
+use self::choose::{Chooser, Rank, RunChoice};
+use self::demand::{Demand, RankedMember};
 use self::diagnosis::Views;
 use self::fill::{Anchors, Run, counts};
 use self::pack::nodes_of;
 use self::rails::{Aim, NodeRails};
 use self::scope::Bounds;
 use self::slices::ordinals;
-use self::survey::{Counting, Survey};
+use self::survey::{FreeRule, Survey};
 use super::input::PlanInput;
 use crate::snapshot::NodeIx;
 
@@ -116,7 +116,7 @@ fn plan_members(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement
 
 /// A placement, without devices that single pods are about to get where that will do.
 fn attempts(input: &PlanInput<'_>, wanted: &PlanRequest, demand: &Demand<'_>) -> Option<Placement> {
-    let countings = [Counting::Open, Counting::Free].into_iter();
+    let countings = [FreeRule::Open, FreeRule::Free].into_iter();
     let is_possible = demand.most >= demand.must && demand.most > 0;
     countings.filter(|_| is_possible).find_map(|counting| attempt(input, wanted, demand, counting))
 }
@@ -165,9 +165,9 @@ pub(super) fn fits(input: &PlanInput<'_>, wanted: &PlanRequest) -> bool {
         return false;
     }
     match wanted.terms.rails {
-        Rails::RequireSame => attempt(input, wanted, &demand, Counting::Free).is_some(),
+        Rails::RequireSame => attempt(input, wanted, &demand, FreeRule::Free).is_some(),
         Rails::Any | Rails::Same => {
-            Survey::new(*input, wanted, &demand.shapes, Counting::Free).is_some_and(|survey| {
+            Survey::new(*input, wanted, &demand.shapes, FreeRule::Free).is_some_and(|survey| {
                 let anchors = Anchors::of(&survey, wanted);
                 choose(&survey, &anchors, &demand, Bounds::of(&input.fabric.levels, wanted)).is_some()
             })
@@ -178,7 +178,7 @@ pub(super) fn fits(input: &PlanInput<'_>, wanted: &PlanRequest) -> bool {
 /// Whether a gang would fit if it did not require the same rails.
 fn is_short_of_rails(input: &PlanInput<'_>, wanted: &PlanRequest, demand: &Demand<'_>) -> bool {
     wanted.terms.rails == Rails::RequireSame
-        && on_any_rails(input, wanted, demand, Counting::Free, &Aim::default()).is_some()
+        && on_any_rails(input, wanted, demand, FreeRule::Free, &Aim::default()).is_some()
 }
 
 fn with_views<T>(
@@ -187,8 +187,8 @@ fn with_views<T>(
     demand: &Demand<'_>,
     then: impl FnOnce(&Views<'_, '_>) -> T,
 ) -> Option<T> {
-    let now = Survey::new(*input, wanted, &demand.shapes, Counting::Free)?;
-    let empty = Survey::new(*input, wanted, &demand.shapes, Counting::Empty)?;
+    let now = Survey::new(*input, wanted, &demand.shapes, FreeRule::Free)?;
+    let empty = Survey::new(*input, wanted, &demand.shapes, FreeRule::Empty)?;
     Some(then(&Views {
         anchors: &Anchors::of(&now, wanted),
         now: &now,
@@ -202,7 +202,7 @@ fn attempt(
     input: &PlanInput<'_>,
     wanted: &PlanRequest,
     demand: &Demand<'_>,
-    counting: Counting,
+    counting: FreeRule,
 ) -> Option<Placement> {
     let aim = Aim::of(input, wanted);
     let own = on_any_rails(input, wanted, demand, counting, &aim)?;
@@ -215,7 +215,7 @@ fn attempt(
 
 /// A plan, with what plans on different rails are compared by.
 #[derive(Debug, Clone)]
-struct Planned {
+struct RatedPlan {
     placement: Placement,
     /// Without the step of quality, which [`Self::slowest`] replaces.
     rank: Rank,
@@ -232,9 +232,9 @@ fn on_any_rails(
     input: &PlanInput<'_>,
     wanted: &PlanRequest,
     demand: &Demand<'_>,
-    counting: Counting,
+    counting: FreeRule,
     aim: &Aim,
-) -> Option<Planned> {
+) -> Option<RatedPlan> {
     let mut wanted = wanted.clone();
     for _ in 0..MOST_SURPRISES {
         let survey = Survey::new(*input, &wanted, &demand.shapes, counting)?;
@@ -245,7 +245,7 @@ fn on_any_rails(
             Ok(assigned) => {
                 let (nodes, rails) = assigned.rails.into_iter().unzip();
                 let placement = placement(&survey, &anchors, demand, &chosen.runs, assigned.devices);
-                return Some(Planned {
+                return Some(RatedPlan {
                     placement: Placement { compared: chosen.compared.map(Arc::new), ..placement },
                     rank: Rank { tier: 0, ..chosen.rank },
                     slowest: assigned.slowest,
@@ -261,7 +261,7 @@ fn on_any_rails(
 
 /// The best choice. Where members must share the value of a label, the best over all its values; with several kinds of
 /// members also over several values.
-fn choose(survey: &Survey<'_>, anchors: &Anchors, demand: &Demand<'_>, bounds: Bounds) -> Option<Chosen> {
+fn choose(survey: &Survey<'_>, anchors: &Anchors, demand: &Demand<'_>, bounds: Bounds) -> Option<RunChoice> {
     choose_by(survey, anchors, demand, bounds, false)
 }
 
@@ -273,7 +273,7 @@ fn choose_by(
     demand: &Demand<'_>,
     bounds: Bounds,
     records: bool,
-) -> Option<Chosen> {
+) -> Option<RunChoice> {
     let records = records && anchors.is_empty() && survey.rules.open().is_none();
     let anyhow = || Chooser::new(survey, anchors).recording(records).choose(demand, bounds);
     let Some(rule) = survey.rules.open() else {
@@ -289,7 +289,7 @@ fn choose_by(
             break;
         }
         let chosen = choose(&survey.kept_to(rule, &nodes), anchors, demand, bounds);
-        let better = |chosen: &Chosen| best.as_ref().is_none_or(|best| chosen.rank < best.rank);
+        let better = |chosen: &RunChoice| best.as_ref().is_none_or(|best| chosen.rank < best.rank);
         best = chosen.filter(better).or(best);
     }
     best
@@ -303,7 +303,7 @@ fn placement(
     devices: Vec<Vec<Devices>>,
 ) -> Placement {
     let slots = survey.shapes.len();
-    let mut waiting: Vec<VecDeque<(u32, Asked<'_>)>> = vec![VecDeque::new(); slots];
+    let mut waiting: Vec<VecDeque<(u32, RankedMember<'_>)>> = vec![VecDeque::new(); slots];
     for (ordinal, asked) in ordinals(demand.wanted, demand.pick(&counts(runs, slots))) {
         waiting[asked.slot].push_back((ordinal, asked));
     }

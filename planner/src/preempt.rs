@@ -27,13 +27,13 @@ use gantry_api::{PodUid, ResourceName};
 use gantry_gang::Resources;
 use gantry_gang::protocol::{Devices, Placement, PlanRequest, Refusal};
 
-use self::greedy::Greedy;
-use self::parts::{Chosen, Parts};
+use self::greedy::GreedySearch;
+use self::parts::{ChosenParts, Parts};
 use self::search::Search;
 use super::input::{EFFORT, PlanInput};
 use super::plan::{fits, plan};
 use crate::devices::DeviceSet;
-use crate::input::Exact;
+use crate::input::ExactNode;
 use crate::request::NumaDemand;
 use crate::shape::Shape;
 use crate::snapshot::{NodeIx, Pool};
@@ -117,7 +117,7 @@ impl VictimCandidate {
 
 /// Whether a gang fits once a unit is gone.
 pub fn fits_without(input: &PlanInput<'_>, wanted: &PlanRequest, gone: &VictimCandidate) -> bool {
-    WhatIf::new(input, &[gone]).without(&pods_of(&[gone]), |input| fits(input, wanted))
+    ExactInput::new(input, &[gone]).without(&pods_of(&[gone]), |input| fits(input, wanted))
 }
 
 /// The result of a search in which some units count as gone already.
@@ -128,7 +128,7 @@ pub fn with_released<T>(
 ) -> T {
     match gone {
         [] => then(input),
-        gone => WhatIf::new(input, gone).without(&pods_of(gone), then),
+        gone => ExactInput::new(input, gone).without(&pods_of(gone), then),
     }
 }
 
@@ -147,7 +147,7 @@ pub fn plan_without_fewest(
     wanted: &PlanRequest,
     spares: &[&VictimCandidate],
 ) -> Option<(Vec<usize>, Placement)> {
-    let cluster = WhatIf::new(input, spares);
+    let cluster = ExactInput::new(input, spares);
     let placed =
         |gone: &[&VictimCandidate]| cluster.without(&pods_of(gone), |input| plan_anew(input, wanted)).ok();
     let holds = |gone: &[&VictimCandidate]| cluster.without(&pods_of(gone), |input| fits(input, wanted));
@@ -189,7 +189,7 @@ pub fn preempt(
             && (whole || candidate.surplus.pods > 0)
     };
     let lower: Vec<&VictimCandidate> = candidates.iter().filter(may_go).collect();
-    let cluster = WhatIf::new(input, &lower);
+    let cluster = ExactInput::new(input, &lower);
     let up_to = |priority: i32| {
         let some = lower.iter().copied().filter(|candidate| candidate.priority <= priority);
         some.collect::<Vec<_>>()
@@ -222,11 +222,11 @@ fn mark_displacing(placement: &mut Placement) {
 
 /// What goes of some units, with the least loss that is found.
 fn least(
-    cluster: &WhatIf<'_, '_>,
+    cluster: &ExactInput<'_, '_>,
     wanted: &PlanRequest,
     parts: &Parts<'_>,
     steps: &mut u64,
-) -> Option<Chosen> {
+) -> Option<ChosenParts> {
     // Where one priority takes all steps, the next still has some.
     let mut own = *steps / 2;
     *steps -= own;
@@ -236,7 +236,7 @@ fn least(
         *steps += own;
         return found;
     }
-    Greedy::new(cluster, wanted, parts).choose(found)
+    GreedySearch::new(cluster, wanted, parts).choose(found)
 }
 
 fn pods_of<'c>(units: &[&'c VictimCandidate]) -> Vec<&'c CandidatePod> {
@@ -264,12 +264,12 @@ fn shortest(most: usize, will_do: impl Fn(usize) -> bool) -> Option<usize> {
 // everything else unchanged.
 
 /// A plan's input, with the exact nodes of all units.
-struct WhatIf<'t, 'a> {
+struct ExactInput<'t, 'a> {
     input: &'t PlanInput<'a>,
-    exact: HashMap<NodeIx, Exact<'a>>,
+    exact: HashMap<NodeIx, ExactNode<'a>>,
 }
 
-impl<'t, 'a> WhatIf<'t, 'a> {
+impl<'t, 'a> ExactInput<'t, 'a> {
     fn new(input: &'t PlanInput<'a>, candidates: &[&VictimCandidate]) -> Self {
         let mut exact = HashMap::new();
         let pods = candidates.iter().flat_map(|candidate| &candidate.pods);
@@ -291,7 +291,7 @@ impl<'t, 'a> WhatIf<'t, 'a> {
     /// The result of a search without some pods.
     fn without<T>(&self, gone: &[&CandidatePod], then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
         let mut rooms = self.input.rooms.to_vec();
-        let mut changed: BTreeMap<NodeIx, Exact<'a>> = BTreeMap::new();
+        let mut changed: BTreeMap<NodeIx, ExactNode<'a>> = BTreeMap::new();
         for pod in gone {
             if let Some(room) = rooms.get_mut(pod.node.0 as usize) {
                 room.left.add(&pod.resources);
@@ -320,7 +320,7 @@ impl<'t, 'a> WhatIf<'t, 'a> {
 }
 
 /// Returns a pod's devices and exclusive CPUs.
-fn give_back(exact: &mut Exact<'_>, pod: &CandidatePod) {
+fn give_back(exact: &mut ExactNode<'_>, pod: &CandidatePod) {
     let mut devices = vec![DeviceSet::EMPTY; exact.class.pools.len()];
     for (resource, returned) in returned(exact, pod) {
         let mut pools = devices.iter_mut().zip(&exact.class.pools);
@@ -333,7 +333,7 @@ fn give_back(exact: &mut Exact<'_>, pod: &CandidatePod) {
 
 /// The devices that come free with the end of a pod, by resource. Those of an unhealthy GPU stay unavailable.
 fn returned<'e>(
-    exact: &'e Exact<'_>,
+    exact: &'e ExactNode<'_>,
     pod: &'e CandidatePod,
 ) -> impl Iterator<Item = (&'e ResourceName, DeviceSet)> {
     pod.devices.iter().filter_map(|(resource, ids)| {

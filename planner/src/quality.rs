@@ -62,14 +62,14 @@ impl Quality {
 
 /// The quality of a pod's devices, gathered resource by resource.
 #[derive(Debug)]
-pub struct Gathered<'r> {
+pub struct QualitySum<'r> {
     request: &'r PlacementRequest,
     model: usize,
     gbs: Option<f64>,
     link: Option<LinkClass>,
 }
 
-impl<'r> Gathered<'r> {
+impl<'r> QualitySum<'r> {
     /// That of no devices yet.
     pub fn new(request: &'r PlacementRequest) -> Self {
         Self { request, model: 0, gbs: None, link: None }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use gantry_api::{NodeName, PodUid, ResourceName};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::Withheld;
+use gantry_gang::protocol::WithheldReason;
 use gantry_topology::Purpose;
 
 use crate::decide::{Policy, Score};
@@ -46,7 +46,7 @@ pub struct Snapshot {
     pub names: Arc<Names>,
     /// The class of each node.
     pub nodes: Vec<ClassIx>,
-    pub classes: Arc<Vec<Arc<Standing>>>,
+    pub classes: Arc<Vec<Arc<NodeState>>>,
     /// Devices set aside for pods between prioritize and bind. They are out of [`Pool::open`].
     pub holds: Arc<HashMap<PodUid, Hold>>,
     /// The backfill reservation, if there is one.
@@ -115,7 +115,7 @@ pub struct Hold {
 
 /// The state of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Standing {
+pub enum NodeState {
     /// The node is gone; its number is not used again.
     Gone,
     /// It publishes no inventory: no Gantry plugin runs there.
@@ -135,7 +135,7 @@ pub struct Class {
     /// The managed resources it serves.
     pub pools: Vec<Pool>,
     /// Why new pods get no device, if they get none. Then nothing is free.
-    pub withheld: Option<Withheld>,
+    pub withheld: Option<WithheldReason>,
     /// The models of its GPUs, by index.
     pub models: Arc<[Arc<str>]>,
     /// What such a node costs, for pods that ask for economy; less is cheaper.
@@ -181,7 +181,7 @@ impl Snapshot {
         let mut classes = snapshot.classes.to_vec();
         for (node, class) in nodes {
             let number = ClassIx(u32::try_from(classes.len()).unwrap_or(u32::MAX));
-            classes.push(Arc::new(Standing::Ours(class.canonical())));
+            classes.push(Arc::new(NodeState::Ours(class.canonical())));
             if let Some(place) = snapshot.nodes.get_mut(node.0 as usize) {
                 *place = number;
             }
@@ -207,7 +207,7 @@ impl Snapshot {
     }
 
     fn is_there(&self, node: NodeIx) -> bool {
-        !matches!(self.standing(node), Standing::Gone)
+        !matches!(self.standing(node), NodeState::Gone)
     }
 
     pub fn class(&self, node: NodeIx) -> Option<ClassIx> {
@@ -215,14 +215,14 @@ impl Snapshot {
     }
 
     /// The state of a node.
-    pub fn standing(&self, node: NodeIx) -> &Standing {
+    pub fn standing(&self, node: NodeIx) -> &NodeState {
         self.class(node)
             .and_then(|class| self.classes.get(class.0 as usize))
-            .map_or(&Standing::Gone, |standing| standing)
+            .map_or(&NodeState::Gone, |standing| standing)
     }
 
     /// The nodes with names and states, in the order in which they became known.
-    pub fn iter(&self) -> impl Iterator<Item = (NodeIx, &NodeName, &Standing)> {
+    pub fn iter(&self) -> impl Iterator<Item = (NodeIx, &NodeName, &NodeState)> {
         self.names.iter().map(|(node, name)| (node, name, self.standing(node)))
     }
 }

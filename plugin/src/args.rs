@@ -17,9 +17,9 @@ use crate::labels::LabelsArgs;
 use gantry_config::ConfigArgs;
 use gantry_config::reference::Flag;
 use gantry_config::settings::SETTINGS;
-use gantry_config::source::{PerNode, Place, Source, SourceError};
+use gantry_config::source::{ConfigLocation, PerNode, Source, SourceError};
 use gantry_config::value::Resource;
-use gantry_config::{ApiRate, Loaded, Overrides, Problems};
+use gantry_config::{ApiRate, LoadedConfig, Overrides, Problems};
 
 /// Options of `gantry plugin`.
 #[derive(Debug, Clone, ClapArgs)]
@@ -191,7 +191,7 @@ impl Args {
                     .node_name
                     .as_deref()
                     .context("no node name: a label of the node selects the configuration; set NODE_NAME by the downward API (fieldPath: spec.nodeName), or give --node-name")?;
-                Place::PerNode(Box::new(PerNode {
+                ConfigLocation::PerNode(Box::new(PerNode {
                     configs,
                     node: node.into(),
                     label: self.config.config_label.clone(),
@@ -201,7 +201,7 @@ impl Args {
                         .context("cannot connect to the API server, which has this node's configuration")?,
                 }))
             }
-            None => self.config.file().map_or(Place::Flags, Place::File),
+            None => self.config.file().map_or(ConfigLocation::Flags, ConfigLocation::File),
         };
         Ok(self.source_at(place))
     }
@@ -210,7 +210,7 @@ impl Args {
     ///
     /// # Errors
     /// The file cannot be read, or its problems.
-    pub fn config_now(&self) -> Result<Loaded, SourceError> {
+    pub fn config_now(&self) -> Result<LoadedConfig, SourceError> {
         let (source, text) = self.config_text()?;
         Ok(self.config_of(&source, &text)?)
     }
@@ -220,18 +220,18 @@ impl Args {
     /// # Errors
     /// The file cannot be read.
     pub fn config_text(&self) -> Result<(String, String), SourceError> {
-        self.source_at(self.config.file().map_or(Place::Flags, Place::File)).text_now()
+        self.source_at(self.config.file().map_or(ConfigLocation::Flags, ConfigLocation::File)).text_now()
     }
 
     /// The configuration of `text` with flags and environment. Problems name `source`.
     ///
     /// # Errors
     /// The problems of the text.
-    pub fn config_of(&self, source: &str, text: &str) -> Result<Loaded, Problems> {
-        self.source_at(Place::Flags).read(source, text)
+    pub fn config_of(&self, source: &str, text: &str) -> Result<LoadedConfig, Problems> {
+        self.source_at(ConfigLocation::Flags).read(source, text)
     }
 
-    fn source_at(&self, place: Place) -> Source {
+    fn source_at(&self, place: ConfigLocation) -> Source {
         Source {
             place,
             layers: self.overrides.layers().to_vec(),

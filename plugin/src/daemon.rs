@@ -23,7 +23,7 @@ use crate::inventory::{Diagnoses, Hardware, Inventory, NvmlThread, Settings, Sta
 use crate::kubelet::{Kubelet, poll_pod_resources};
 use crate::labels::{self, Identity, Labeller};
 use crate::nccl::{self, TopologyFiles};
-use crate::observe::{self, Observed};
+use crate::observe::{self, Observations};
 use crate::telemetry::{SamplerSource, SamplerTiming, Samples};
 use crate::watchdog::{Watchdog, WatchdogTiming};
 use crate::{allocate, cdi, offer, processes};
@@ -69,7 +69,7 @@ pub async fn run_with(args: Args, timing: WatchdogTiming, shutdown: Cancellation
     let (found, hardware) = Hardware::channel();
     let (publish, inventory) = Inventory::channel();
     let (report, reports) = watch::channel(Report::default());
-    let observed = Arc::new(Observed::default());
+    let observed = Arc::new(Observations::default());
     observed.count_configurations(reports.clone());
     let node = node_name(&args)?;
     let samples = args.dcgm_metrics.then(|| {
@@ -162,7 +162,7 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let (_configure, config) = watch::channel(Arc::new(args.config_now()?.config));
-    let observed = Arc::new(Observed::default());
+    let observed = Arc::new(Observations::default());
     let mut tasks = Tasks::new(shutdown.clone());
     tasks.spawn(observe::serve(args.listen, Arc::clone(&observed), shutdown.clone()));
     let context = (observed, Diagnoses::none());
@@ -174,7 +174,7 @@ async fn serve_observed(
     args: Args,
     config: watch::Receiver<Arc<Config>>,
     inventory: watch::Receiver<Arc<Inventory>>,
-    (observed, diagnoses): (Arc<Observed>, Diagnoses),
+    (observed, diagnoses): (Arc<Observations>, Diagnoses),
     mut tasks: Tasks,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -299,7 +299,7 @@ async fn close_with(samples: Samples, diagnoses: Diagnoses, shutdown: Cancellati
 /// Passes the state of the configuration to readiness.
 async fn forward_reports(
     mut reports: watch::Receiver<Report>,
-    observed: Arc<Observed>,
+    observed: Arc<Observations>,
     shutdown: CancellationToken,
 ) {
     loop {
@@ -328,7 +328,7 @@ fn node_name(args: &Args) -> anyhow::Result<NodeName> {
 async fn follow_inventory(
     mut inventories: watch::Receiver<Arc<Inventory>>,
     handover: Arc<SharedHandover>,
-    observed: Arc<Observed>,
+    observed: Arc<Observations>,
     shutdown: CancellationToken,
 ) {
     let mut built_for: Option<Arc<Machine>> = None;

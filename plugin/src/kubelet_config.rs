@@ -38,7 +38,7 @@ impl KubeletConfig {
 /// The fields of a `KubeletConfiguration` that are read.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Written {
+struct KubeletFields {
     topology_manager_policy: Option<String>,
     topology_manager_scope: Option<String>,
     topology_manager_policy_options: Options,
@@ -96,8 +96,8 @@ pub fn read(path: &Path) -> Result<KubeletConfig, KubeletConfigError> {
 }
 
 fn parse(text: &str) -> Result<KubeletConfig, KubeletConfigError> {
-    let written: Written = match text.trim().is_empty() {
-        true => Written::default(),
+    let written: KubeletFields = match text.trim().is_empty() {
+        true => KubeletFields::default(),
         false => serde_saphyr::from_str(text)
             .map_err(|error| KubeletConfigError::Malformed(error.without_snippet().to_string()))?,
     };

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::health::{Outage, OutageKind};
 use crate::inventory::{Diagnoses, Hardware, Heartbeat, Marker};
-use crate::observe::Observed;
+use crate::observe::Observations;
 
 /// Time limits after which NVML counts as hanging or failing.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +47,7 @@ pub(crate) struct Watchdog {
     /// Where devices are published.
     pub(crate) publish: watch::Sender<Arc<Hardware>>,
     /// Probes and readiness.
-    pub(crate) observed: Arc<Observed>,
+    pub(crate) observed: Arc<Observations>,
     pub(crate) timing: WatchdogTiming,
 }
 
@@ -172,7 +172,7 @@ mod tests {
     struct Node {
         heartbeat: Heartbeat,
         hardware: watch::Receiver<Arc<Hardware>>,
-        observed: Arc<Observed>,
+        observed: Arc<Observations>,
         shutdown: CancellationToken,
     }
 
@@ -187,7 +187,7 @@ mod tests {
             let (publish, hardware) = Hardware::channel();
             publish.send_replace(Arc::new(Hardware::of(Arc::new(Machine::new(parts).unwrap()))));
             let (heartbeat, observed, shutdown) =
-                (Heartbeat::new(), Arc::<Observed>::default(), CancellationToken::new());
+                (Heartbeat::new(), Arc::<Observations>::default(), CancellationToken::new());
             heartbeat.mark_read();
             let (diagnoses, marker) = diagnoses.with_marker();
             let watchdog = Watchdog {

@@ -15,7 +15,7 @@ use gantry_api::{DeviceHealth, DeviceId};
 use gantry_config::{Config, Gfd};
 use gantry_plugin::inventory::{Absence, Device, Inventory};
 use gantry_plugin::labels::{Access, Identity, LabelName, Labeller, Labels, Target, write};
-use gantry_plugin::observe::Observed;
+use gantry_plugin::observe::Observations;
 use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
 use http::{Request, Response};
 use jiff::Timestamp;
@@ -315,7 +315,7 @@ fn inventory(gpus: u8, healthy: bool) -> Arc<Inventory> {
 struct Scene {
     inventory: watch::Sender<Arc<Inventory>>,
     config: watch::Sender<Arc<Config>>,
-    observed: Arc<Observed>,
+    observed: Arc<Observations>,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
 }
@@ -339,7 +339,7 @@ impl Scene {
     ) -> Self {
         let inventory = watch::Sender::new(Arc::new(Inventory::starting()));
         let config = watch::Sender::new(Arc::new(config));
-        let observed = Arc::<Observed>::default();
+        let observed = Arc::<Observations>::default();
         let stop = CancellationToken::new();
         let labeller = Labeller {
             target,

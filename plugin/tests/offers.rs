@@ -7,7 +7,7 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gantry_config::{Config, MigStrategy, Replicated, SharedDevices, SharedOf, TimeSlicing};
+use gantry_config::{Config, MigStrategy, ReplicatedDevices, ReplicatedResource, SharedDevices, TimeSlicing};
 use gantry_plugin::health::HealthChecks;
 use gantry_plugin::inventory::{Hardware, NvmlThread, Settings, Timing};
 use gantry_plugin::offer;
@@ -86,10 +86,10 @@ fn shared(resource: &str, replicas: u16, fail_requests_greater_than_one: bool) -
         time_slicing: Some(TimeSlicing {
             rename_by_default: true,
             fail_requests_greater_than_one,
-            resources: vec![Replicated {
+            resources: vec![ReplicatedResource {
                 name: resource.into(),
                 rename: None,
-                devices: SharedOf::All,
+                devices: ReplicatedDevices::All,
                 replicas,
             }],
         }),

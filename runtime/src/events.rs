@@ -211,7 +211,7 @@ pub struct EventWriter {
     recorder: EventRecorder,
     rate: Rate,
     /// By when they are due, and in the order in which they came.
-    waiting: BTreeMap<(Instant, u64), Waiting>,
+    waiting: BTreeMap<(Instant, u64), UnwrittenEvent>,
     sequence: u64,
     /// Events written, and dropped or refused, since [`Self::take_counts`].
     counts: (u64, u64),
@@ -219,7 +219,7 @@ pub struct EventWriter {
 
 /// An Event that is not known to be written.
 #[derive(Debug)]
-struct Waiting {
+struct UnwrittenEvent {
     event: Event,
     attempts: u32,
 }
@@ -252,7 +252,7 @@ impl EventWriter {
     /// Writes an Event with this message.
     pub async fn write(&mut self, about: ObjectReference, message: Message) {
         let event = self.recorder.event(about, message);
-        self.attempt(Waiting { event, attempts: 0 }).await;
+        self.attempt(UnwrittenEvent { event, attempts: 0 }).await;
     }
 
     /// Tries one Event again that is due. Only one: new Events must not wait for all of the old.
@@ -269,7 +269,7 @@ impl EventWriter {
         std::mem::take(&mut self.counts)
     }
 
-    async fn attempt(&mut self, mut next: Waiting) {
+    async fn attempt(&mut self, mut next: UnwrittenEvent) {
         let (due, error) = match self.rate.take(Instant::now()) {
             Err(due) => (due, "over the rate".to_owned()),
             Ok(()) => {
@@ -299,7 +299,7 @@ impl EventWriter {
         self.waiting.insert((due, self.sequence), next);
     }
 
-    fn dropped(&mut self, event: &Waiting, error: &str) {
+    fn dropped(&mut self, event: &UnwrittenEvent, error: &str) {
         self.recorder.log_failure(&event.event, error);
         self.counts.1 += 1;
     }
@@ -314,14 +314,14 @@ pub struct KeptEvents {
     /// Most Events that wait. Of more the oldest are dropped.
     most: usize,
     /// Oldest first.
-    waiting: VecDeque<Kept>,
+    waiting: VecDeque<KeptEvent>,
     /// When the first one is due, if an attempt failed or was over the rate.
     due: Option<Instant>,
 }
 
 /// An Event that waits for the API server.
 #[derive(Debug)]
-struct Kept {
+struct KeptEvent {
     event: Event,
     /// An attempt was begun.
     is_attempted: bool,
@@ -345,7 +345,7 @@ impl KeptEvents {
     pub fn add(&mut self, about: ObjectReference, message: Message) {
         let event = self.recorder.event(about, message);
         self.waiting.retain(|kept| !is_like(&kept.event, &event));
-        self.waiting.push_back(Kept { event, is_attempted: false, refusals: 0 });
+        self.waiting.push_back(KeptEvent { event, is_attempted: false, refusals: 0 });
         while self.waiting.len() > self.most
             && let Some(dropped) = self.waiting.pop_front()
         {

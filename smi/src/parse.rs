@@ -9,7 +9,7 @@ use crate::error::{TopoError, TopoProblem};
 use crate::header::{Header, Title, numbered};
 use crate::row::{Row, after_label, is_row};
 use crate::scan::{Glyph, Line, lines, skip_blanks, word_at};
-use crate::values::{self, TabUse, Written};
+use crate::values::{self, TabUse, WrittenValue};
 use crate::{GpuLine, MAX_TEXT_BYTES, NicLine, TopoText, switches};
 
 /// Reads a topology text.
@@ -262,8 +262,8 @@ fn check_tabs(header: &Header, gpus: &[Row]) -> Result<(), TopoError> {
 /// the beginning of another, such as `14` beside `0-13`. The memory of two GPUs is never one NUMA node.
 fn check_last_value<'v>(
     header: &Header,
-    last: &Written,
-    mut others: impl Iterator<Item = &'v Written>,
+    last: &WrittenValue,
+    mut others: impl Iterator<Item = &'v WrittenValue>,
 ) -> Result<(), TopoError> {
     let goes_on = |whole: &str, begun: &str| whole.len() > begun.len() && whole.starts_with(begun);
     let own = form(&last.text);

@@ -3,7 +3,7 @@
 
 /// The links of a GPU into NVSwitches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Switched {
+pub(crate) struct SwitchLinks {
     pub(crate) links: u8,
     /// The group of joined switches, counted from 0 by their lowest GPU.
     pub(crate) island: u8,
@@ -15,7 +15,7 @@ pub(crate) struct Switched {
 /// GPUs behind a switch all reach each other, each pair at the lesser of the two GPUs' counts, and a printed row shows
 /// a GPU's links once per peer: more of them than the GPU can have. If `limit` (links one GPU can have) is enough for a
 /// direct mesh, it is one: 4 to each of 3 peers on an A100, 6 to each of 3 on a GH200.
-pub(crate) fn switch_links(counts: &[Vec<u8>], limit: u8) -> Vec<Option<Switched>> {
+pub(crate) fn switch_links(counts: &[Vec<u8>], limit: u8) -> Vec<Option<SwitchLinks>> {
     let count = |a: usize, b: usize| counts.get(a).and_then(|row| row.get(b)).copied().unwrap_or(0);
     let mut switched = vec![None; counts.len()];
     let mut seen = vec![false; counts.len()];
@@ -49,7 +49,7 @@ pub(crate) fn switch_links(counts: &[Vec<u8>], limit: u8) -> Vec<Option<Switched
                 && too_many_for_a_mesh
                 && let Some(slot) = switched.get_mut(*gpu)
             {
-                *slot = Some(Switched { links: *links, island: islands });
+                *slot = Some(SwitchLinks { links: *links, island: islands });
             }
         }
         islands += u8::from(even && too_many_for_a_mesh);
@@ -65,8 +65,8 @@ mod tests {
         (0..gpus).map(|a| (0..gpus).map(|b| if a == b { 0 } else { links }).collect()).collect()
     }
 
-    fn one(links: u8) -> Option<Switched> {
-        Some(Switched { links, island: 0 })
+    fn one(links: u8) -> Option<SwitchLinks> {
+        Some(SwitchLinks { links, island: 0 })
     }
 
     #[test]
@@ -76,7 +76,7 @@ mod tests {
             counts[a][b] = 0;
             counts[b][a] = 0;
         }
-        let island = |island| Some(Switched { links: 18, island });
+        let island = |island| Some(SwitchLinks { links: 18, island });
         let expected: Vec<_> = [0, 0, 0, 0, 1, 1, 1, 1].map(island).into();
         assert_eq!(switch_links(&counts, 18), expected);
     }

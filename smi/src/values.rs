@@ -43,7 +43,7 @@ impl Layout {
 
 /// A value as written.
 #[derive(Debug, Clone)]
-pub(crate) struct Written {
+pub(crate) struct WrittenValue {
     pub(crate) column: usize,
     pub(crate) text: String,
     pub(crate) place: Glyph,
@@ -53,7 +53,7 @@ pub(crate) struct Written {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Values {
     /// Every word behind the links, `N/A` included, in order.
-    pub(crate) written: Vec<Written>,
+    pub(crate) written: Vec<WrittenValue>,
     /// Tabs behind the last link: blank cells leave no other trace.
     tabs: usize,
     pub(crate) tab_use: TabUse,
@@ -83,7 +83,7 @@ impl Values {
 
     /// The value of a title; `None` where it is blank, `N/A` or has no column.
     pub(crate) fn get(&self, titles: &[Title], title: Title) -> Result<Option<IdList>, TopoError> {
-        let is_its = |value: &&Written| titles.get(value.column) == Some(&title);
+        let is_its = |value: &&WrittenValue| titles.get(value.column) == Some(&title);
         match self.written.iter().find(is_its) {
             Some(value) if !is_unknown(&value.text) => value.text.parse().map(Some).map_err(|_| {
                 value
@@ -134,7 +134,7 @@ pub(crate) fn read(
         (all, TabUse::Unknown)
     };
     let written = columns.into_iter().zip(words);
-    let written = written.map(|(column, (_, text, place))| Written { column, text, place });
+    let written = written.map(|(column, (_, text, place))| WrittenValue { column, text, place });
     Ok(Values { written: written.collect(), tabs, tab_use })
 }
 

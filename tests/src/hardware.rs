@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gantry_nvml_sim::Installed;
+use gantry_nvml_sim::InstalledMachine;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::io::Errno;
 
@@ -20,7 +20,7 @@ pub const FOLDER: &str = "hardware";
 /// A node's simulated GPUs, and the hand that breaks and mends them.
 pub struct Hardware {
     folder: PathBuf,
-    installed: Installed,
+    installed: InstalledMachine,
 }
 
 impl Hardware {

@@ -48,13 +48,13 @@ pub struct MachineGraph {
     gpus: usize,
 }
 
-impl Machine {
-    /// The graph of the machine's devices and links.
-    pub fn graph(&self) -> MachineGraph {
-        let rates = Rates::of(self);
-        let gpus = self.gpus().len();
+impl MachineGraph {
+    /// The graph of a machine's devices and links.
+    pub fn of(machine: &Machine) -> Self {
+        let rates = Rates::of(machine);
+        let gpus = machine.gpus().len();
         let mut graph = UnGraph::default();
-        let devices = (0..gpus).map(Device::Gpu).chain((0..self.nics().len()).map(Device::Nic));
+        let devices = (0..gpus).map(Device::Gpu).chain((0..machine.nics().len()).map(Device::Nic));
         let nodes: Vec<NodeIndex> = devices.map(|device| graph.add_node(device)).collect();
         let nvlink = |links: u8, rate: LinkRate| Connection {
             link: Link::NvLink(links),
@@ -62,13 +62,13 @@ impl Machine {
         };
         for (b, second) in nodes.iter().enumerate() {
             for (a, first) in nodes.iter().enumerate().take(b) {
-                let class = self.paths().get(a, b);
+                let class = machine.paths().get(a, b);
                 let rate = (a < gpus).then(|| rates.pcie_path(a, if b < gpus { b } else { a }, class));
                 let link = Link::Pcie(class);
                 graph.add_edge(*first, *second, Connection { link, rate });
             }
         }
-        for bundle in self.nvlinks() {
+        for bundle in machine.nvlinks() {
             let [a, b] = bundle.gpus.map(usize::from);
             if let (Some(first), Some(second)) = (nodes.get(a), nodes.get(b)) {
                 let rate = rates.nvlink_of(a).min(rates.nvlink_of(b));
@@ -77,11 +77,11 @@ impl Machine {
         }
         let mut switches: Vec<(u8, NodeIndex)> = Vec::new();
         for (gpu, node) in nodes.iter().enumerate().take(gpus) {
-            let links = self.switch_links(gpu);
+            let links = machine.switch_links(gpu);
             if links == 0 {
                 continue;
             }
-            let island = self.switch_island(gpu);
+            let island = machine.switch_island(gpu);
             let known = switches.iter().find(|(known, _)| *known == island);
             let switch = known.map(|(_, switch)| *switch).unwrap_or_else(|| {
                 let switch = graph.add_node(Device::NvSwitch(island));
@@ -90,11 +90,9 @@ impl Machine {
             });
             graph.add_edge(*node, switch, nvlink(links, rates.nvlink_of(gpu)));
         }
-        MachineGraph { graph, gpus }
+        Self { graph, gpus }
     }
-}
 
-impl MachineGraph {
     /// The graph in petgraph's form.
     pub fn as_petgraph(&self) -> &UnGraph<Device, Connection> {
         &self.graph

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use gantry_topology::graph::{Connection, Device};
+use gantry_topology::graph::{Connection, Device, MachineGraph};
 use gantry_topology::{Link, Machine, PathClass};
 use petgraph::graph::{NodeIndex, UnGraph};
 use petgraph::visit::EdgeRef;
@@ -15,14 +15,14 @@ fn machine(name: &str) -> Machine {
 
 #[test]
 fn bridged_pairs_are_islands() {
-    let graph = machine("a40-8gpu-4bridgepairs-2nic").graph();
+    let graph = MachineGraph::of(&machine("a40-8gpu-4bridgepairs-2nic"));
     assert_eq!(graph.nvlink_islands(), [[0, 1], [2, 3], [4, 5], [6, 7]]);
     assert!(graph.switch_islands().is_empty());
 }
 
 #[test]
 fn nvswitch_joins_all_gpus_in_one_island() {
-    let graph = machine("dgx-h200-8gpu-12nic").graph();
+    let graph = MachineGraph::of(&machine("dgx-h200-8gpu-12nic"));
     let all: Vec<usize> = (0..8).collect();
     assert_eq!(graph.nvlink_islands(), std::slice::from_ref(&all));
     assert_eq!(graph.switch_islands(), [all]);
@@ -30,13 +30,13 @@ fn nvswitch_joins_all_gpus_in_one_island() {
 
 #[test]
 fn gpus_without_nvlink_are_islands_of_one() {
-    let graph = machine("pcie-6gpu-pix-node-sys").graph();
+    let graph = MachineGraph::of(&machine("pcie-6gpu-pix-node-sys"));
     assert_eq!(graph.nvlink_islands(), [[0], [1], [2], [3], [4], [5]]);
 }
 
 #[test]
 fn pcie_groups_grow_with_the_class() {
-    let graph = machine("rtxpro6000-8gpu-microchip-3level").graph();
+    let graph = MachineGraph::of(&machine("rtxpro6000-8gpu-microchip-3level"));
     let gpus: Vec<usize> = (0..8).collect();
     let mut before = gpus.len() + 1;
     for class in [PathClass::Pix, PathClass::Pxb, PathClass::Phb, PathClass::Node, PathClass::Sys] {
@@ -52,7 +52,7 @@ fn pcie_groups_grow_with_the_class() {
 
 #[test]
 fn edges_have_class_and_bandwidth() {
-    let graph = machine("v100-sxm2-8gpu-cubemesh-1mlx5").graph();
+    let graph = MachineGraph::of(&machine("v100-sxm2-8gpu-cubemesh-1mlx5"));
     let graph = graph.as_petgraph();
     let of = |a: usize, b: usize| -> Vec<String> {
         let edges = graph.edges_connecting(NodeIndex::new(a), NodeIndex::new(b));
@@ -88,7 +88,7 @@ fn farthest(outline: &UnGraph<Device, Connection>, from: usize, to: usize) -> Op
 fn outline_has_the_class_of_every_path_in_a_tree() {
     for name in ["rtxpro6000-8gpu-microchip-3level", "dgx-a100-8gpu-10nic", "p40-8gpu-pix-pxb-1mlx5-soc"] {
         let machine = machine(name);
-        let outline = machine.graph().outline();
+        let outline = MachineGraph::of(&machine).outline();
         let devices = machine.gpus().len() + machine.nics().len();
         for (a, b) in (0..devices).flat_map(|a| (0..a).map(move |b| (a, b))) {
             let class = machine.paths().get(a, b);

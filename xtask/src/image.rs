@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use gantry_image::check::{self, Found, Rules};
+use gantry_image::check::{self, FoundImage, Rules};
 use gantry_image::{Arch, Archive, Compression, debian, gantry, sbom};
 
 use crate::ci::cache;
@@ -60,13 +60,13 @@ pub(crate) fn run_task(args: &ImageArgs) -> Result<()> {
 }
 
 /// Verifies an archive as a release needs it.
-fn verify(archive: &Path) -> Result<Vec<Found>> {
+fn verify(archive: &Path) -> Result<Vec<FoundImage>> {
     let mut excluded = vec![root().display().to_string()];
     excluded.extend(std::env::var("HOME").ok().filter(|home| home.len() > 1).map(|home| format!("{home}/")));
     check::archive(archive, &Rules { max_bytes: Some(MAX_BYTES), excluded })
 }
 
-fn build(args: &ImageArgs) -> Result<(PathBuf, Vec<Found>)> {
+fn build(args: &ImageArgs) -> Result<(PathBuf, Vec<FoundImage>)> {
     let arches = match &args.arches[..] {
         [] => vec![Arch::host()?],
         some => some.to_vec(),

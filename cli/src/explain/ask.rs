@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use gantry_extender::ExplainPort;
-use gantry_extender::answers::http::Unknown;
+use gantry_extender::answers::http::UnknownObject;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Bytes;
@@ -118,7 +118,7 @@ async fn read<T: DeserializeOwned>(
         match status {
             StatusCode::OK => return Ok(serde_json::from_slice(&body).context("another version answers")?),
             StatusCode::TOO_MANY_REQUESTS => tokio::time::sleep(Duration::from_secs(1)).await,
-            StatusCode::NOT_FOUND if let Ok(Unknown { unknown }) = serde_json::from_slice(&body) => {
+            StatusCode::NOT_FOUND if let Ok(UnknownObject { unknown }) = serde_json::from_slice(&body) => {
                 return Err(Failure::Question(BadInput(anyhow!(unknown)).into()));
             }
             StatusCode::UNPROCESSABLE_ENTITY => return Err(Failure::Question(anyhow!(text()))),

@@ -13,10 +13,10 @@ use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use clap_complete::ArgValueCompleter;
 use gantry_extender::PublishedSettings;
-use gantry_extender::answers::{self, Unanswered, http};
+use gantry_extender::answers::{self, ReportError, http};
 use gantry_extender::args::{levels, scheduler};
 use gantry_extender::index::{GangReport, GangStanding, PodReport, Store, system_clock};
-use gantry_extender::offline::{self, Seen, Terms};
+use gantry_extender::offline::{self, OfflineCluster, Terms};
 use gantry_extender::watch::{self, Extent};
 use gantry_planner::decide::{ForeignNodes, Policy};
 use gantry_runtime::chain;
@@ -322,7 +322,7 @@ impl<'a> Question<'a> {
         }
     }
 
-    async fn look(&self, extent: Extent) -> anyhow::Result<Seen> {
+    async fn look(&self, extent: Extent) -> anyhow::Result<OfflineCluster> {
         offline::look(self.client.clone(), self.terms.clone(), extent, LIMIT).await
     }
 
@@ -377,15 +377,15 @@ impl<'a> Question<'a> {
         })
     }
 
-    fn pod(&self, store: &Store, name: &str) -> Result<PodReport, Unanswered> {
+    fn pod(&self, store: &Store, name: &str) -> Result<PodReport, ReportError> {
         answers::pod(store, &self.resources, self.namespace, name)
     }
 }
 
-fn unanswered(error: Unanswered) -> anyhow::Error {
+fn unanswered(error: ReportError) -> anyhow::Error {
     match error {
-        Unanswered::Unknown(text) => BadInput(anyhow!(text)).into(),
-        Unanswered::Unreadable(text) => anyhow!(text),
+        ReportError::Unknown(text) => BadInput(anyhow!(text)).into(),
+        ReportError::Unreadable(text) => anyhow!(text),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use gantry_api::{Placement, one_line};
-use gantry_extender::index::{Lack, NodeReport, PodReport, UnhealthyGpu};
+use gantry_extender::index::{FitFailure, NodeReport, PodReport, UnhealthyGpu};
 
 use super::gangs::{some, why_at, why_there};
 
@@ -58,7 +58,7 @@ pub(crate) fn pod(report: &PodReport, wide: bool) -> String {
     }
     let (fit, waits): (Vec<&NodeReport>, Vec<&NodeReport>) =
         report.nodes.iter().partition(|node| node.lack.is_none());
-    let is_ruled_out = |node: &&NodeReport| node.lack.as_ref().is_some_and(Lack::is_misfit);
+    let is_ruled_out = |node: &&NodeReport| node.lack.as_ref().is_some_and(FitFailure::is_misfit);
     let (ruled_out, waits): (Vec<&NodeReport>, Vec<&NodeReport>) = waits.into_iter().partition(is_ruled_out);
     if report.nodes.is_empty() {
         line(&mut out, "no node has this resource");
@@ -169,7 +169,7 @@ fn line(out: &mut String, text: &str) {
 #[cfg(test)]
 mod tests {
     use gantry_api::Reason;
-    use gantry_extender::index::Bound;
+    use gantry_extender::index::PodNode;
 
     use super::*;
 
@@ -177,7 +177,7 @@ mod tests {
         NodeReport {
             node: name.into(),
             lacks: lacks.map(str::to_owned),
-            lack: lacks.map(|text| Lack::Unmet { text: text.to_owned() }),
+            lack: lacks.map(|text| FitFailure::Unmet { text: text.to_owned() }),
             bandwidth_gbs: gbs,
             would_have_to_end: ends.iter().map(|name| (*name).to_owned()).collect(),
             reserved_for_gangs: Vec::new(),
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    fn report(bound: Option<Bound>, nodes: Vec<NodeReport>) -> PodReport {
+    fn report(bound: Option<PodNode>, nodes: Vec<NodeReport>) -> PodReport {
         PodReport {
             namespace: "default".into(),
             name: "trainer-0".into(),
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_is_bound() {
-        let bound = Bound {
+        let bound = PodNode {
             node: "n1".into(),
             devices: vec!["GPU-1".into(), "GPU-2".into()],
             words: "GPU 0-1".to_owned(),
@@ -297,7 +297,7 @@ mod tests {
                     {"node": "n2", "alike": 3, "loss": {"reason": "Bandwidth", "gbs": 24.0, "chosenGbs": 48.0}},
                     {"node": "n5", "alike": 1, "loss": {"reason": "Reserved"}}]}}"#,
         );
-        let explained = Bound { placement: placement.unwrap(), ..bound };
+        let explained = PodNode { placement: placement.unwrap(), ..bound };
         insta::assert_snapshot!(pod(&report(Some(explained), Vec::new()), false), @r"
         pod default/trainer-0 requests 4 nvidia.com/gpu
         bound to n1: GPU 0-1
@@ -321,7 +321,7 @@ mod tests {
         );
         let node = r#"{"level": "node", "domains": 40, "holding": 0, "used": 4, "others": [
             {"domain": "n1", "reason": "Members", "value": 2, "chosenValue": 8}]}"#;
-        let bound = Bound {
+        let bound = PodNode {
             node: "n1".into(),
             devices: Vec::new(),
             words: "GPU 0-1".to_owned(),
@@ -333,7 +333,7 @@ mod tests {
         pod default/trainer-0 requests 4 nvidia.com/gpu
         bound to n1: GPU 0-1
         GPUs 0,1: over NVLink
-        Placed with gang train in rack r7
+        PlacedMachine with gang train in rack r7
           rack r7: the best of 2 racks that hold the gang
             rack r3: room for 4 more members instead of 0
             rack r4: 6 of 8 members fit

@@ -12,7 +12,7 @@ use kube::{Api, Client};
 
 use super::TIMEOUT;
 use super::target::{self, Target};
-use super::{CordonArgs, CordonWhat, UncordonArgs, UncordonWhat};
+use super::{CordonArgs, CordonCommand, UncordonArgs, UncordonCommand};
 use crate::cluster::ClusterArgs;
 use crate::map::list;
 use crate::runtime::print;
@@ -23,7 +23,7 @@ use crate::visible::Visible;
 /// # Errors
 /// The cluster cannot be read or written, or has no such GPU.
 pub(crate) async fn cordon(args: CordonArgs) -> anyhow::Result<()> {
-    let CordonWhat::Gpu { targets, reason } = args.what;
+    let CordonCommand::Gpu { targets, reason } = args.what;
     let (client, nodes, found) = read(&targets.cluster, &targets.gpus).await?;
     let cordon = Cordon { reason, by: user(&client).await, since: Some(Timestamp::now()) };
     let mut out = String::new();
@@ -46,7 +46,7 @@ pub(crate) async fn cordon(args: CordonArgs) -> anyhow::Result<()> {
 /// # Errors
 /// The cluster cannot be read or written, or has no such GPU.
 pub(crate) async fn uncordon(args: UncordonArgs) -> anyhow::Result<()> {
-    let UncordonWhat::Gpu(targets) = args.what;
+    let UncordonCommand::Gpu(targets) = args.what;
     let (client, _, found) = read(&targets.cluster, &targets.gpus).await?;
     let mut out = String::new();
     for target in found {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use gantry_api::{Cordon, Cordons, GpuNode};
 use gantry_extender::eviction::{
-    self, Budget, Evicted, Group, Holder, blocked, refused, reported_holders, some,
+    self, Budget, EvictionOutcome, Group, Holder, blocked, refused, reported_holders, some,
 };
 use gantry_extender::offline;
 use gantry_extender::watch::Extent;
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::request::tried;
 use super::target::Target;
-use super::{DrainArgs, DrainOptions, DrainWhat, cordon};
+use super::{DrainArgs, DrainCommand, DrainOptions, cordon};
 use crate::runtime::{BadInput, print};
 use crate::visible::Visible;
 
@@ -33,7 +33,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// # Errors
 /// The cluster has no such GPU, or the GPU is not empty in time.
 pub(crate) async fn drain(args: DrainArgs, shutdown: CancellationToken) -> anyhow::Result<()> {
-    let DrainWhat::Gpu(options) = args.what;
+    let DrainCommand::Gpu(options) = args.what;
     let words = std::slice::from_ref(&options.one.gpu);
     let (client, _, found) = cordon::read(&options.one.cluster, words).await?;
     let target = found.into_iter().next().context("one GPU is named")?;
@@ -108,7 +108,7 @@ impl Drain {
                 line.push_str(&format!("; not yet: {blocked}"));
             } else {
                 for pod in group.pods.iter().filter(|pod| !pod.leaving) {
-                    if let Evicted::Blocked(why) = self.evict(pod, true).await? {
+                    if let EvictionOutcome::Blocked(why) = self.evict(pod, true).await? {
                         line.push_str(&format!("; not yet: {pod}: {why}"));
                         break;
                     }
@@ -139,7 +139,7 @@ impl Drain {
                     continue;
                 }
                 match self.evict(pod, false).await? {
-                    Evicted::Done => {
+                    EvictionOutcome::Done => {
                         if self.evicted.insert(pod.to_string()) {
                             let of = group
                                 .gang
@@ -149,8 +149,8 @@ impl Drain {
                         }
                         going.push(pod.to_string());
                     }
-                    Evicted::Gone => {}
-                    Evicted::Blocked(why) => waits.push(format!("{pod}: {why}")),
+                    EvictionOutcome::Gone => {}
+                    EvictionOutcome::Blocked(why) => waits.push(format!("{pod}: {why}")),
                 }
             }
             if !going.is_empty() {
@@ -222,7 +222,7 @@ impl Drain {
         tried(async || eviction::budgets(&self.client, groups).await).await
     }
 
-    async fn evict(&self, pod: &Holder, dry_run: bool) -> anyhow::Result<Evicted> {
+    async fn evict(&self, pod: &Holder, dry_run: bool) -> anyhow::Result<EvictionOutcome> {
         let evicted = tried(async || eviction::evict(&self.client, pod, dry_run).await).await;
         evicted.with_context(|| format!("{pod} cannot be evicted"))
     }

@@ -11,7 +11,7 @@ use kube::{Api, ResourceExt as _};
 use serde::Serialize;
 
 use super::target;
-use super::{EvidenceArgs, EvidenceForm, EvidenceWhat};
+use super::{EvidenceArgs, EvidenceCommand, EvidenceForm};
 use crate::map::list;
 use crate::output::{json, yaml};
 use crate::runtime::{BadInput, print};
@@ -22,7 +22,7 @@ use crate::visible::Visible;
 /// # Errors
 /// The cluster cannot be read, or has no such GPU.
 pub(crate) async fn evidence(args: EvidenceArgs) -> anyhow::Result<()> {
-    let EvidenceWhat::Gpu(options) = args.what;
+    let EvidenceCommand::Gpu(options) = args.what;
     let client = options.cluster.connect().await?;
     let nodes = list(Api::<GpuNode>::all(client), "GpuNodes").await?;
     let records = records(&nodes, &options.gpus)?;

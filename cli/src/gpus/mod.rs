@@ -41,11 +41,11 @@ Examples:
 Exit codes: 0 cordoned, also if it was before; 1 the cluster cannot be read or written; 2 no such GPU.")]
 pub(crate) struct CordonArgs {
     #[command(subcommand)]
-    what: CordonWhat,
+    what: CordonCommand,
 }
 
 #[derive(Debug, Clone, Subcommand)]
-enum CordonWhat {
+enum CordonCommand {
     /// Withhold GPUs from new pods
     Gpu {
         #[command(flatten)]
@@ -66,11 +66,11 @@ Examples:
 Exit codes: 0 uncordoned, also if it was not cordoned; 1 the cluster cannot be read or written; 2 no such GPU.")]
 pub(crate) struct UncordonArgs {
     #[command(subcommand)]
-    what: UncordonWhat,
+    what: UncordonCommand,
 }
 
 #[derive(Debug, Clone, Subcommand)]
-enum UncordonWhat {
+enum UncordonCommand {
     /// Give GPUs to new pods again
     Gpu(Targets),
 }
@@ -90,11 +90,11 @@ Examples:
 Exit codes: 0 drained; 1 not drained, for a budget, the time limit or a failure, with what was evicted; 2 no such GPU.")]
 pub(crate) struct DrainArgs {
     #[command(subcommand)]
-    what: DrainWhat,
+    what: DrainCommand,
 }
 
 #[derive(Debug, Clone, Subcommand)]
-enum DrainWhat {
+enum DrainCommand {
     /// Cordon a GPU and evict the pods that hold it
     Gpu(DrainOptions),
 }
@@ -139,11 +139,11 @@ Exit codes: 0 reset and healthy; 1 failed; 2 no such GPU; 3 not drained, nothing
 5 reset, and not healthy afterwards. The reason is on standard error.")]
 pub(crate) struct ResetArgs {
     #[command(subcommand)]
-    what: ResetWhat,
+    what: ResetCommand,
 }
 
 #[derive(Debug, Clone, Subcommand)]
-enum ResetWhat {
+enum ResetCommand {
     /// Reset a drained GPU
     Gpu(ResetOptions),
 }
@@ -190,11 +190,11 @@ Examples:
 Exit codes: 0 shown, 1 the cluster cannot be read, 2 no such GPU.")]
 pub(crate) struct EvidenceArgs {
     #[command(subcommand)]
-    what: EvidenceWhat,
+    what: EvidenceCommand,
 }
 
 #[derive(Debug, Clone, Subcommand)]
-enum EvidenceWhat {
+enum EvidenceCommand {
     /// Show the Xids, the remapped memory and the resets of GPUs
     Gpu(EvidenceOptions),
 }

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::request::tried;
 use super::target::{self, Target};
-use super::{ResetArgs, ResetOptions, ResetWhat, TIMEOUT, cordon};
+use super::{ResetArgs, ResetCommand, ResetOptions, TIMEOUT, cordon};
 use crate::runtime::{ExitWith, print};
 use crate::visible::Visible;
 
@@ -42,7 +42,7 @@ const ROOT: &str = "/driver-root";
 /// # Errors
 /// The cluster has no such GPU, the GPU is not drained, or the reset has not helped.
 pub(crate) async fn reset(args: ResetArgs, shutdown: CancellationToken) -> anyhow::Result<()> {
-    let ResetWhat::Gpu(options) = args.what;
+    let ResetCommand::Gpu(options) = args.what;
     let words = std::slice::from_ref(&options.one.gpu);
     let (client, _, found) = cordon::read(&options.one.cluster, words).await?;
     let target = found.into_iter().next().context("one GPU is named")?;
@@ -91,7 +91,7 @@ struct Reset {
 
 /// What is known of the plugin on the node.
 #[derive(Debug, Clone, PartialEq)]
-struct Installed {
+struct InstalledPlugin {
     image: String,
     pull_secrets: serde_json::Value,
     /// Root of the driver on the node.
@@ -185,7 +185,7 @@ impl Reset {
     }
 
     /// The plugin's pod on the node: the pod that resets uses its image.
-    async fn installed(&self) -> anyhow::Result<Installed> {
+    async fn installed(&self) -> anyhow::Result<InstalledPlugin> {
         let namespace = &self.options.one.system.system_namespace;
         let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
         let params = ListParams::default()
@@ -249,7 +249,7 @@ impl Reset {
         Ok(())
     }
 
-    async fn make_pod(&mut self, installed: &Installed, group: &[Target]) -> anyhow::Result<()> {
+    async fn make_pod(&mut self, installed: &InstalledPlugin, group: &[Target]) -> anyhow::Result<()> {
         let pod = pod(installed, &self.target, group, self.options.timeout);
         let pod: Pod = serde_json::from_value(pod).context("the pod that resets")?;
         let name = pod.name_any();
@@ -499,12 +499,12 @@ fn is_nvml_closed(node: &GpuNode) -> bool {
 }
 
 /// What the pod of a plugin is made of; `None` for another pod.
-fn installed(pod: &Pod) -> Option<Installed> {
+fn installed(pod: &Pod) -> Option<InstalledPlugin> {
     let spec = pod.spec.as_ref()?;
     let container = spec.containers.iter().find(|container| container.name == PLUGIN_CONTAINER)?;
     let root = container.env.iter().flatten().find(|variable| variable.name == "NVIDIA_DRIVER_ROOT");
     let root = root.and_then(|variable| variable.value.clone()).filter(|root| !root.is_empty());
-    Some(Installed {
+    Some(InstalledPlugin {
         image: container.image.clone()?,
         pull_secrets: json!(spec.image_pull_secrets),
         driver_root: root.unwrap_or_else(|| "/".to_owned()),
@@ -512,7 +512,7 @@ fn installed(pod: &Pod) -> Option<Installed> {
 }
 
 /// The pod that resets. It runs the driver's own nvidia-smi in the driver's root, and has no token of the API server.
-fn pod(installed: &Installed, target: &Target, group: &[Target], timeout: u32) -> serde_json::Value {
+fn pod(installed: &InstalledPlugin, target: &Target, group: &[Target], timeout: u32) -> serde_json::Value {
     let gpus = group.iter().map(|gpu| gpu.uuid.as_str());
     let args: Vec<&str> = ["reset-device", "--driver-root", ROOT].into_iter().chain(gpus).collect();
     json!({

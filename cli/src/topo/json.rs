@@ -8,7 +8,7 @@ use gantry_topology::machine::ComputeInstance;
 use gantry_topology::{IdList, Link, Machine, Rates};
 use serde::Serialize;
 
-use super::source::{Complaint, Seen, warnings};
+use super::source::{Complaint, SourceData, warnings};
 
 /// The whole document.
 #[derive(Debug, Serialize)]
@@ -119,13 +119,13 @@ struct Node<'a> {
 }
 
 /// The document of a machine.
-pub(super) fn document(seen: &Seen) -> anyhow::Result<String> {
+pub(super) fn document(seen: &SourceData) -> anyhow::Result<String> {
     let mut text = serde_json::to_string_pretty(&of(seen))?;
     text.push('\n');
     Ok(text)
 }
 
-fn of(seen: &Seen) -> Document<'_> {
+fn of(seen: &SourceData) -> Document<'_> {
     let machine = &seen.machine;
     let gpus = machine.gpus().len();
     let nics = machine.nics().len();

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use clap::Args;
 use gantry_plugin::discover::{self, NvmlOptions, Scan};
 
-use super::source::{Complaint, Seen};
+use super::source::{Complaint, SourceData};
 
 /// Options for reading this node.
 #[derive(Debug, Clone, Args)]
@@ -33,13 +33,13 @@ impl NodeArgs {
     ///
     /// # Errors
     /// NVML's error.
-    pub(super) fn seen(&self) -> anyhow::Result<Seen> {
+    pub(super) fn seen(&self) -> anyhow::Result<SourceData> {
         let options = NvmlOptions {
             library: self.nvml_library.clone(),
             proc_root: self.proc_root.clone(),
             sys_root: self.sys_root.clone(),
         };
-        discover::scan(&options).map(Seen::from).context(
+        discover::scan(&options).map(SourceData::from).context(
             "cannot read this node's machine; --from FILE reads a machine file or the output of nvidia-smi topo -m",
         )
     }
@@ -51,7 +51,7 @@ impl NodeArgs {
 }
 
 /// The health that NVML reports now.
-impl From<Scan> for Seen {
+impl From<Scan> for SourceData {
     fn from(scan: Scan) -> Self {
         let complaint = |(gpu, reason)| Complaint { gpu, profile: None, reason, since: None };
         Self {

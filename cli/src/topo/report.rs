@@ -11,10 +11,10 @@ use gantry_topology::machine::GpuInstance;
 use gantry_topology::{GpuSet, IdList, Machine, Nic, PathClass, Rates};
 
 use super::Screen;
-use super::source::{Complaint, Seen, warnings};
+use super::source::{Complaint, SourceData, warnings};
 
 /// The whole report; the matrix is wide, and part of it on request.
-pub(super) fn report(seen: &Seen, screen: Screen, matrix: bool) -> String {
+pub(super) fn report(seen: &SourceData, screen: Screen, matrix: bool) -> String {
     let machine = &seen.machine;
     let picture = Picture::of(machine).columns(screen.columns).color(screen.color);
     let mut sections = vec![String::new()];

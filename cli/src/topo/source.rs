@@ -52,7 +52,7 @@ impl SourceArgs {
     ///
     /// # Errors
     /// As [`SourceArgs::machine`].
-    pub(crate) fn seen(&self) -> anyhow::Result<Seen> {
+    pub(crate) fn seen(&self) -> anyhow::Result<SourceData> {
         match &self.from {
             Some(path) => self.read(path).map_err(|error| BadInput(error).into()),
             #[cfg(target_os = "linux")]
@@ -68,7 +68,7 @@ impl SourceArgs {
         self.from.is_none().then(|| self.node.sys_root())
     }
 
-    fn read(&self, path: &Path) -> anyhow::Result<Seen> {
+    fn read(&self, path: &Path) -> anyhow::Result<SourceData> {
         if let Some(Err(nearest)) = self.model.as_deref().map(known_model) {
             let nearest = nearest.map_or(String::new(), |name| format!("; did you mean {name}?"));
             tracing::warn!(
@@ -87,7 +87,7 @@ impl SourceArgs {
 }
 
 /// Reads a machine from a stream; `name` is its name in messages.
-pub(super) fn parse(input: impl Read, name: &str, hints: &Hints) -> anyhow::Result<Seen> {
+pub(super) fn parse(input: impl Read, name: &str, hints: &Hints) -> anyhow::Result<SourceData> {
     // Two bytes a character in a file written by Windows; one more byte shows that there are too many.
     let limit = 2 * u64::try_from(MAX_BYTES).unwrap_or(u64::MAX / 4) + 4;
     let mut bytes = Vec::new();
@@ -192,7 +192,7 @@ fn decode(bytes: Vec<u8>) -> anyhow::Result<String> {
 
 /// The data of a source.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct SourceData {
     pub(crate) machine: Machine,
     /// Faults, by GPU; `None` if the source does not report health.
     pub(super) complaints: Option<BTreeSet<Complaint>>,
@@ -239,14 +239,14 @@ fn guess(machine: &Machine) -> Option<String> {
     Some(format!("bandwidths are a guess from the number of links: {why}"))
 }
 
-impl From<Machine> for Seen {
+impl From<Machine> for SourceData {
     fn from(machine: Machine) -> Self {
         Self { machine, complaints: None, withheld: BTreeMap::new() }
     }
 }
 
 /// The health that a node's plugin reports, quarantines of earlier runs included.
-impl From<GpuNode> for Seen {
+impl From<GpuNode> for SourceData {
     fn from(node: GpuNode) -> Self {
         let status = node.status.unwrap_or_default();
         let machine = node.spec.machine;

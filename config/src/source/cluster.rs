@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::files::{self, Changes};
+use super::files::{self, PathChanges};
 use super::{Configs, PerNode, Sighting};
 use crate::problem::nearest;
 
@@ -110,7 +110,7 @@ impl Choice {
 }
 
 /// The last known state of one object.
-struct Known<T> {
+struct ObjectState<T> {
     state: State<T>,
     /// Whether the current list contained it.
     listed: bool,
@@ -125,7 +125,7 @@ enum State<T> {
     There(T),
 }
 
-impl<T> Known<T> {
+impl<T> ObjectState<T> {
     const UNKNOWN: Self = Self { state: State::Unknown, listed: false };
 
     /// Applies an event of the object's watch; `value` extracts the relevant part.
@@ -172,10 +172,10 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
         Configs::Folder(_) => futures::stream::pending().boxed(),
     };
     let mut folder = match &of.configs {
-        Configs::Folder(path) => Some(Changes::new(path.clone())),
+        Configs::Folder(path) => Some(PathChanges::new(path.clone())),
         Configs::ConfigMap { .. } => None,
     };
-    let mut seen = Seen::of(of);
+    let mut seen = Watches::of(of);
     loop {
         if let Some(changes) = &mut folder {
             changes.arm();
@@ -214,21 +214,21 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
 }
 
 /// The state of both watches, and the last sighting sent.
-struct Seen<'o> {
+struct Watches<'o> {
     of: &'o PerNode,
-    label: Known<Option<String>>,
-    configs: Known<Texts>,
+    label: ObjectState<Option<String>>,
+    configs: ObjectState<Texts>,
     last: Option<Sighting>,
     doubt: files::Doubt,
     failing: String,
 }
 
-impl<'o> Seen<'o> {
+impl<'o> Watches<'o> {
     fn of(of: &'o PerNode) -> Self {
         Self {
             of,
-            label: Known::UNKNOWN,
-            configs: Known::UNKNOWN,
+            label: ObjectState::UNKNOWN,
+            configs: ObjectState::UNKNOWN,
             last: None,
             doubt: files::Doubt::default(),
             failing: String::new(),

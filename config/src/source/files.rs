@@ -31,7 +31,7 @@ const MOST_LINKS: usize = 16;
 
 /// Sends the content of the path of `changes` whenever it differs from `last`, until `shutdown`.
 pub(super) async fn follow(
-    mut changes: Changes,
+    mut changes: PathChanges,
     mut last: Option<Sighting>,
     sightings: mpsc::Sender<Sighting>,
     shutdown: CancellationToken,
@@ -175,13 +175,13 @@ pub(super) fn list(folder: &Path) -> io::Result<BTreeMap<String, Result<String, 
 }
 
 /// Waits for changes of a path.
-pub(super) struct Changes {
+pub(super) struct PathChanges {
     path: PathBuf,
     events: Option<EventStream<[u8; 4096]>>,
     hangup: Option<Signal>,
 }
 
-impl Changes {
+impl PathChanges {
     pub(super) fn new(path: PathBuf) -> Self {
         Self { path, events: None, hangup: signal(SignalKind::hangup()).ok() }
     }

@@ -20,7 +20,7 @@ pub use cluster::{Choice, ChoiceError, Fallback};
 use files::Pipes;
 
 use super::read::load_naming;
-use super::{Config, Layer, Loaded, Problems, ResourcePattern, Strictness};
+use super::{Config, Layer, LoadedConfig, Problems, ResourcePattern, Strictness};
 
 /// The text of a file that is read again while the program runs.
 ///
@@ -34,7 +34,7 @@ pub fn text_of(path: &Path) -> io::Result<String> {
 #[derive(Clone)]
 pub struct Source {
     /// The config file, if there is one.
-    pub place: Place,
+    pub place: ConfigLocation,
     /// Environment and flags, which override the file; the last one has the highest precedence.
     pub layers: Vec<Layer>,
     /// How unknown keys are treated.
@@ -45,7 +45,7 @@ pub struct Source {
 
 /// Where the config file is.
 #[derive(Clone)]
-pub enum Place {
+pub enum ConfigLocation {
     /// Nowhere: flags and environment alone.
     Flags,
     /// A file, watched.
@@ -159,7 +159,12 @@ impl Inbox {
     }
 
     /// Records the outcome, and reports a refusal that was not reported already.
-    fn record(&mut self, at: Sighting, outcome: &Result<Loaded, Refusal>, reports: &watch::Sender<Report>) {
+    fn record(
+        &mut self,
+        at: Sighting,
+        outcome: &Result<LoadedConfig, Refusal>,
+        reports: &watch::Sender<Report>,
+    ) {
         let again = self.last.as_ref() == Some(&at);
         self.last = Some(at);
         self.unfit = matches!(outcome, Err(Refusal::Unfit(_)));
@@ -193,17 +198,17 @@ pub async fn follow(
     let (sender, sightings) = mpsc::channel(4);
     let mut last = None;
     match &source.place {
-        Place::Flags => last = Some(flags_alone()),
-        Place::File(path) => {
+        ConfigLocation::Flags => last = Some(flags_alone()),
+        ConfigLocation::File(path) => {
             // Created before the first read, so that no signal is missed.
-            let mut changes = files::Changes::new(path.clone());
+            let mut changes = files::PathChanges::new(path.clone());
             let Some(first) = source.first_written(path, &mut changes, &shutdown).await? else {
                 return Ok(None);
             };
             last = Some(first);
             tasks.spawn(files::follow(changes, last.clone(), sender.clone(), shutdown.clone()));
         }
-        Place::PerNode(per_node) => {
+        ConfigLocation::PerNode(per_node) => {
             tasks.spawn(cluster::follow(*per_node.clone(), sender.clone(), shutdown.clone()));
         }
     }
@@ -272,7 +277,7 @@ fn flags_alone() -> Sighting {
 
 impl Source {
     /// The configuration of a sighting with all overrides.
-    fn load(&self, sighting: &Sighting) -> Result<Loaded, Problems> {
+    fn load(&self, sighting: &Sighting) -> Result<LoadedConfig, Problems> {
         match &sighting.text {
             Ok(text) => self.read(&sighting.source, text),
             Err(reason) => Err(Problems::one(&sighting.source, reason)),
@@ -283,7 +288,7 @@ impl Source {
     ///
     /// # Errors
     /// The file cannot be read, or all problems of it.
-    pub fn now(&self) -> Result<Loaded, SourceError> {
+    pub fn now(&self) -> Result<LoadedConfig, SourceError> {
         let (source, text) = self.text_now()?;
         Ok(self.read(&source, &text)?)
     }
@@ -294,8 +299,8 @@ impl Source {
     /// The file cannot be read.
     pub fn text_now(&self) -> Result<(String, String), SourceError> {
         let Sighting { source, text } = match &self.place {
-            Place::File(path) if path.as_os_str() == "-" => {
-                let there = Self { place: Place::File("/dev/stdin".into()), ..self.clone() };
+            ConfigLocation::File(path) if path.as_os_str() == "-" => {
+                let there = Self { place: ConfigLocation::File("/dev/stdin".into()), ..self.clone() };
                 Sighting { source: "standard input".to_owned(), ..there.first(Pipes::Read)? }
             }
             _ => self.first(Pipes::Read)?,
@@ -306,7 +311,7 @@ impl Source {
 
     /// The content of the file at the start.
     fn first(&self, pipes: Pipes) -> Result<Sighting, SourceError> {
-        let Place::File(path) = &self.place else {
+        let ConfigLocation::File(path) = &self.place else {
             return Ok(flags_alone());
         };
         let sighting = files::see(path, pipes);
@@ -320,7 +325,7 @@ impl Source {
     async fn first_written(
         &self,
         path: &Path,
-        changes: &mut files::Changes,
+        changes: &mut files::PathChanges,
         shutdown: &CancellationToken,
     ) -> Result<Option<Sighting>, SourceError> {
         let mut doubt = files::Doubt::default();
@@ -343,7 +348,7 @@ impl Source {
     ///
     /// # Errors
     /// All problems.
-    pub fn read(&self, source: &str, text: &str) -> Result<Loaded, Problems> {
+    pub fn read(&self, source: &str, text: &str) -> Result<LoadedConfig, Problems> {
         let mut loaded =
             load_naming(source, text, &self.layers, self.strictness, self.gpu_resource.as_ref())?;
         // After a pattern that matches every GPU, another never counts.
@@ -356,7 +361,7 @@ impl Source {
     }
 }
 
-fn accept(reports: &watch::Sender<Report>, source: &str, loaded: &Loaded) {
+fn accept(reports: &watch::Sender<Report>, source: &str, loaded: &LoadedConfig) {
     for warning in &loaded.warnings {
         warn!(source, "{warning}");
     }

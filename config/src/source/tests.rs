@@ -17,14 +17,14 @@ struct Followed {
 }
 
 impl Followed {
-    async fn of(place: Place) -> Result<Self, SourceError> {
+    async fn of(place: ConfigLocation) -> Result<Self, SourceError> {
         Self::on(|_| Ok(()), place).await
     }
 
     /// On a host that `fits` describes.
     async fn on(
         fits: impl Fn(&Config) -> Result<(), String> + Send + Sync + 'static,
-        place: Place,
+        place: ConfigLocation,
     ) -> Result<Self, SourceError> {
         let (sender, reports) = watch::channel(Report::default());
         let stop = CancellationToken::new();
@@ -50,7 +50,7 @@ fn write(path: &Path, strategy: &str) {
 
 #[tokio::test]
 async fn flags_alone_give_a_constant_config() {
-    let followed = Followed::of(Place::Flags).await.unwrap();
+    let followed = Followed::of(ConfigLocation::Flags).await.unwrap();
     assert_eq!(**followed.configs.borrow(), Config::default());
     assert_eq!(followed.reports.borrow().loads, 1);
     assert!(followed.configs.has_changed().is_ok(), "the sender is gone");
@@ -61,7 +61,7 @@ async fn overwritten_file_is_reread_and_bad_one_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     write(&path, "single");
-    let mut followed = Followed::of(Place::File(path.clone())).await.unwrap();
+    let mut followed = Followed::of(ConfigLocation::File(path.clone())).await.unwrap();
     followed.config(MigStrategy::Single).await;
     write(&path, "mixed");
     followed.config(MigStrategy::Mixed).await;
@@ -87,7 +87,7 @@ async fn effective_config_is_logged_at_start_and_change() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     write(&path, "single");
-    let mut followed = Followed::of(Place::File(path.clone())).await.unwrap();
+    let mut followed = Followed::of(ConfigLocation::File(path.clone())).await.unwrap();
     followed.config(MigStrategy::Single).await;
     let reported = |strategy: MigStrategy| {
         let config = Config { mig_strategy: strategy, ..Config::default() };
@@ -111,7 +111,7 @@ async fn swapped_config_map_mount_is_detected() {
     version("..1", "single");
     std::os::unix::fs::symlink("..1", at("..data")).unwrap();
     std::os::unix::fs::symlink("..data/config.yaml", at("config.yaml")).unwrap();
-    let mut followed = Followed::of(Place::File(at("config.yaml"))).await.unwrap();
+    let mut followed = Followed::of(ConfigLocation::File(at("config.yaml"))).await.unwrap();
     for (name, strategy, wanted) in [("..2", "mixed", MigStrategy::Mixed), ("..3", "none", MigStrategy::None)]
     {
         version(name, strategy);
@@ -132,7 +132,7 @@ async fn link_of_nvidias_config_manager_is_followed() {
     write(&at("available/b"), "mixed");
     let link = at("config/config.yaml");
     std::os::unix::fs::symlink(at("available/a"), &link).unwrap();
-    let mut followed = Followed::of(Place::File(link.clone())).await.unwrap();
+    let mut followed = Followed::of(ConfigLocation::File(link.clone())).await.unwrap();
     std::fs::remove_file(&link).unwrap();
     std::os::unix::fs::symlink(at("available/b"), &link).unwrap();
     followed.config(MigStrategy::Mixed).await;
@@ -146,16 +146,16 @@ async fn link_of_nvidias_config_manager_is_followed() {
 async fn wrong_config_at_start_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
-    let missing = Followed::of(Place::File(path.clone())).await.map(|_| ()).unwrap_err();
+    let missing = Followed::of(ConfigLocation::File(path.clone())).await.map(|_| ()).unwrap_err();
     assert!(missing.to_string().contains("config.yaml: cannot be read: No such file"), "{missing}");
     write(&path, "some");
-    let wrong = Followed::of(Place::File(path)).await.map(|_| ()).unwrap_err();
+    let wrong = Followed::of(ConfigLocation::File(path)).await.map(|_| ()).unwrap_err();
     assert!(wrong.to_string().contains("allowed: none, single, mixed"), "{wrong}");
 }
 
 #[tokio::test]
 async fn hangup_does_not_end_the_process() {
-    let mut followed = Followed::of(Place::Flags).await.unwrap();
+    let mut followed = Followed::of(ConfigLocation::Flags).await.unwrap();
     // Without a handler this would end the test process.
     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::HUP).unwrap();
     followed.config(MigStrategy::None).await;
@@ -163,7 +163,7 @@ async fn hangup_does_not_end_the_process() {
 
 /// Why a followed file cannot be read.
 async fn refusal(path: &Path) -> String {
-    let reading = Followed::of(Place::File(path.to_owned()));
+    let reading = Followed::of(ConfigLocation::File(path.to_owned()));
     let error = tokio::time::timeout(SOON, reading).await.unwrap();
     error.map(|_| ()).unwrap_err().to_string()
 }
@@ -202,7 +202,7 @@ async fn file_that_becomes_a_pipe_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     write(&path, "single");
-    let mut followed = Followed::of(Place::File(path.clone())).await.unwrap();
+    let mut followed = Followed::of(ConfigLocation::File(path.clone())).await.unwrap();
     let pipe = folder.path().join("pipe");
     let mode = rustix::fs::Mode::RWXU;
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
@@ -220,7 +220,7 @@ fn pipe_is_read_if_not_followed() {
     drop(writer);
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
     let source = Source {
-        place: Place::File(path.into()),
+        place: ConfigLocation::File(path.into()),
         layers: Vec::new(),
         strictness: Strictness::Strict,
         gpu_resource: None,
@@ -238,12 +238,12 @@ async fn config_unfit_for_host_is_refused_until_it_fits() {
         true => Ok(()),
         false => Err("there is no channel".to_owned()),
     };
-    let mut followed = Followed::on(fits.clone(), Place::File(path.clone())).await.unwrap();
+    let mut followed = Followed::on(fits.clone(), ConfigLocation::File(path.clone())).await.unwrap();
     write(&path, "mixed");
     let report = followed.report(|report| report.problem.is_some()).await;
     assert_eq!(report.problem.as_deref(), Some(format!("{}: there is no channel", path.display()).as_str()));
     assert_eq!(followed.configs.borrow().mig_strategy, MigStrategy::Single);
-    let at_start = Followed::on(fits, Place::File(path.clone())).await;
+    let at_start = Followed::on(fits, ConfigLocation::File(path.clone())).await;
     assert!(matches!(at_start, Err(SourceError::Wrong(_))));
     std::fs::write(&channel, "").unwrap();
     followed.config(MigStrategy::Mixed).await;
@@ -284,7 +284,7 @@ async fn file_that_stays_empty_gives_the_defaults() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     write(&path, "single");
-    let mut followed = Followed::of(Place::File(path.clone())).await.unwrap();
+    let mut followed = Followed::of(ConfigLocation::File(path.clone())).await.unwrap();
     let emptied = std::time::Instant::now();
     std::fs::write(&path, "").unwrap();
     followed.config(MigStrategy::None).await;
@@ -303,7 +303,7 @@ async fn file_empty_at_start_is_accepted_after_a_pause() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     std::fs::write(&path, "").unwrap();
-    let mut followed = Followed::of(Place::File(path.clone())).await.unwrap();
+    let mut followed = Followed::of(ConfigLocation::File(path.clone())).await.unwrap();
     assert!(began.elapsed() >= Duration::from_secs(1), "a bound from below, which no load can break");
     followed.config(MigStrategy::None).await;
     assert!(files::stays_empty(Path::new("/dev/null")), "which is believed at once");
@@ -314,7 +314,7 @@ async fn file_empty_at_start_is_accepted_after_a_pause() {
 fn gpu_name_of_a_flag_is_known_to_warnings() {
     let read = |text: &str| {
         let source = Source {
-            place: Place::Flags,
+            place: ConfigLocation::Flags,
             layers: Vec::new(),
             strictness: Strictness::Strict,
             gpu_resource: Some("nvidia.com/foo".into()),

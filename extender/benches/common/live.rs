@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, NodeName, names};
 use gantry_extender::index::{self, Index, Source, Store};
-use gantry_extender::pod::{Reader, Seen};
-use gantry_extender::watched::Watched;
+use gantry_extender::pod::{ParsedPod, Reader};
+use gantry_extender::watched::WatchedResources;
 use gantry_planner::decide::Options;
 use gantry_planner::kind::Kinds;
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ pub(crate) struct Live {
 
 impl Live {
     pub(crate) fn new(nodes: u32) -> Self {
-        let watched = Watched::new([names::GPU_RESOURCE.into()]);
+        let watched = WatchedResources::new([names::GPU_RESOURCE.into()]);
         let mut index = Index::new(Options::default(), &watched, "bench".into());
         let (now, mut kinds) = (Instant::now(), Kinds::default());
         for source in Source::ALL {
@@ -51,13 +51,13 @@ impl Live {
 
     /// Pods that the watch shows at once.
     pub(crate) fn show(&mut self, pods: impl Iterator<Item = Value>) {
-        let pods: Vec<Seen> =
+        let pods: Vec<ParsedPod> =
             pods.filter_map(|pod| self.reader.read(serde_json::from_value(pod).ok()?)).collect();
         self.store.update(|index| {
             for pod in pods {
                 match pod {
-                    Seen::Facts(pod) => index.pod_applied(*pod),
-                    Seen::OtherPod(pod) => index.other_pod_applied(*pod),
+                    ParsedPod::Facts(pod) => index.pod_applied(*pod),
+                    ParsedPod::OtherPod(pod) => index.other_pod_applied(*pod),
                 }
             }
         });

@@ -9,7 +9,7 @@ use gantry_api::{
 use gantry_extender::bind::Binder;
 use gantry_extender::index::{self, Index, Source, Store};
 use gantry_extender::service::Service;
-use gantry_extender::watched::Watched;
+use gantry_extender::watched::WatchedResources;
 use gantry_planner::decide::Options;
 use gantry_planner::fixtures::{bridged, plain, switched};
 use gantry_planner::kind::Kinds;
@@ -100,7 +100,7 @@ impl Fleet {
 
 /// A service over `nodes` nodes of eight GPUs, three kinds, each with another set of devices taken.
 pub(crate) fn service(fleet: Fleet, nodes: usize) -> Service {
-    let watched = Watched::new([names::GPU_RESOURCE.into()]);
+    let watched = WatchedResources::new([names::GPU_RESOURCE.into()]);
     let mut index = Index::new(Options::default(), &watched, "bench".into());
     let mut kinds = Kinds::default();
     let now = Instant::now();

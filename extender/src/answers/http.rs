@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::Unanswered;
+use super::ReportError;
 use crate::http_guard::{Rate, host_of, is_known, json, too_many};
-use crate::index::{GangReport, GangStanding, Index, PodReport, Store, Undecided};
+use crate::index::{GangReport, GangStanding, Index, PodReport, Store, UnavailableReason};
 use crate::lease::Leadership;
 use crate::metrics::{ExplainRequest, Metrics};
 
@@ -25,7 +25,7 @@ const QUESTIONS: (f64, f64) = (2.0, 20.0);
 
 /// The text of a status 404 about a pod or gang that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unknown {
+pub struct UnknownObject {
     /// What does not exist, with a suggestion.
     pub unknown: String,
 }
@@ -56,7 +56,7 @@ pub(crate) struct Answers {
 }
 
 /// Answers that are being served.
-struct Serving {
+struct AnswersServer {
     answers: Answers,
     questions: Rate,
     /// Held while an answer is made.
@@ -66,14 +66,14 @@ struct Serving {
 impl Answers {
     /// Serves until `shutdown`.
     pub(crate) async fn run(self, listener: TcpListener, shutdown: CancellationToken) {
-        serve(listener, Serving::router(self), &shutdown).await;
+        serve(listener, AnswersServer::router(self), &shutdown).await;
     }
 
-    fn pod(&self, (namespace, name): &(String, String)) -> Result<PodReport, Unanswered> {
+    fn pod(&self, (namespace, name): &(String, String)) -> Result<PodReport, ReportError> {
         super::pod(&self.store, &self.resources, namespace, name)
     }
 
-    fn gang(&self, (namespace, name): &(String, String)) -> Result<GangReport, Unanswered> {
+    fn gang(&self, (namespace, name): &(String, String)) -> Result<GangReport, ReportError> {
         super::gang(&self.store, &self.queue_order(), namespace, name)
     }
 
@@ -86,7 +86,7 @@ impl Answers {
     }
 }
 
-impl Serving {
+impl AnswersServer {
     fn router(answers: Answers) -> Router {
         let serving = Arc::new(Self { answers, questions: Rate::new(QUESTIONS), turn: Arc::default() });
         let share = || Arc::clone(&serving);
@@ -120,14 +120,14 @@ impl Serving {
     /// Makes an answer while no other is made.
     async fn answer<T: Serialize + Send + 'static>(
         self: &Arc<Self>,
-        make: impl FnOnce(&Answers) -> Result<T, Unanswered> + Send + 'static,
+        make: impl FnOnce(&Answers) -> Result<T, ReportError> + Send + 'static,
     ) -> Response {
         let turn = Arc::clone(&self.turn).lock_owned().await;
         if !self.answers.leadership.leads() {
             return unavailable(&self.answers.leadership.why_not());
         }
         if !self.answers.store.snapshot().synced {
-            return unavailable(&Undecided::Cold.to_string());
+            return unavailable(&UnavailableReason::Cold.to_string());
         }
         let serving = Arc::clone(self);
         let made = tokio::task::spawn_blocking(move || {
@@ -137,10 +137,10 @@ impl Serving {
         });
         match made.await {
             Ok(Ok(report)) => json(&report),
-            Ok(Err(Unanswered::Unknown(unknown))) => {
-                (StatusCode::NOT_FOUND, json(&Unknown { unknown })).into_response()
+            Ok(Err(ReportError::Unknown(unknown))) => {
+                (StatusCode::NOT_FOUND, json(&UnknownObject { unknown })).into_response()
             }
-            Ok(Err(error @ Unanswered::Unreadable(_))) => {
+            Ok(Err(error @ ReportError::Unreadable(_))) => {
                 text(StatusCode::UNPROCESSABLE_ENTITY, &error.to_string())
             }
             // A panic there has ended the index as well; the probes report it.

@@ -10,8 +10,8 @@ use gantry_gang::protocol::BindEnd;
 use gantry_runtime::Backoff;
 use tokio::time::Instant;
 
-use super::{BindGuard, Binder, Failure, Granted};
-use crate::index::{Awaited, BindStep, Outcome, Reserved, Store, Target};
+use super::{BindGuard, Binder, Failure, GrantAnnotations};
+use crate::index::{AwaitedGang, BindGrant, BindStep, Outcome, Store, Target};
 
 /// Bindings of members in flight at once: enough to hide the latency of the API server, too few to overload it.
 pub(super) const POSTS: usize = 64;
@@ -61,8 +61,8 @@ impl Binder {
         Ok(step)
     }
 
-    pub(super) fn timed_out(&self, awaited: Awaited) -> Failure {
-        let Awaited { gang, why } = awaited;
+    pub(super) fn timed_out(&self, awaited: AwaitedGang) -> Failure {
+        let AwaitedGang { gang, why } = awaited;
         if let Some(why) = why {
             let gang = gang.to_string();
             return Failure::ReservationUnavailable { gang, why };
@@ -82,7 +82,7 @@ impl Binder {
     pub(super) async fn bind_member(
         &self,
         target: &Target,
-        reserved: Reserved,
+        reserved: BindGrant,
         deadline: Instant,
     ) -> Result<(), Failure> {
         let (binder, own) = (self.clone(), target.clone());
@@ -94,12 +94,12 @@ impl Binder {
         }
     }
 
-    async fn write_until_done(&self, target: &Target, reserved: Reserved) -> Result<(), Failure> {
-        let Reserved::Grant { plan, annotation, placement } = &reserved else {
+    async fn write_until_done(&self, target: &Target, reserved: BindGrant) -> Result<(), Failure> {
+        let BindGrant::Grant { plan, annotation, placement } = &reserved else {
             // The pod is on its node already: a member always has a grant otherwise.
             return Ok(());
         };
-        let granted = Granted { plan, annotation, placement };
+        let granted = GrantAnnotations { plan, annotation, placement };
         let deadline = Instant::now() + self.timeout;
         let mut guard = BindGuard {
             store: &self.store,

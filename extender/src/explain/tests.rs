@@ -39,12 +39,12 @@ fn note_names_ruled_out_nodes_whatever_is_free_there() {
     let mut pinned = short("a", 4);
     pinned["spec"]["nodeSelector"] = json!({"disk": "nvme"});
     cluster.pod(&pinned);
-    let mut told = Reported::default();
+    let mut told = PublishedNotes::default();
     let due = due(&cluster.store, &mut told, Instant::now());
     let [Notice { message, .. }] = &due[..] else { panic!("{due:?}") };
     assert_eq!(message.reason, Reason::GpusUnavailable);
     let nodes = answers::pod(&cluster.store, &["nvidia.com/gpu"], "default", "a").unwrap().nodes;
-    assert!(nodes.iter().all(|node| node.lack == Some(Lack::NodeAffinity)), "{nodes:?}");
+    assert!(nodes.iter().all(|node| node.lack == Some(FitFailure::NodeAffinity)), "{nodes:?}");
     assert!(!message.note.contains("free"), "{}", message.note);
 }
 
@@ -54,7 +54,7 @@ fn note_names_the_gangs_that_have_reserved_devices() {
     let cluster = cluster();
     cluster.pod(&member("g-0", 1, "g", 2)).pod(&member("g-1", 1, "g", 2)).wait(2);
     cluster.pod(&short("a", 4));
-    let due = due(&cluster.store, &mut Reported::default(), Instant::now());
+    let due = due(&cluster.store, &mut PublishedNotes::default(), Instant::now());
     let note = due.iter().find(|notice| &*notice.pod.name == "a").map(|notice| &*notice.message.note);
     let expected = "node-3: 1 of 8 GPUs free, 4 asked, 2 idle and reserved; node-1, node-2: 0 of 8 GPUs free, 4 asked; reserved: 2 for gang default/g until ";
     assert!(note.is_some_and(|note| note.starts_with(expected)), "{note:?}");
@@ -70,8 +70,8 @@ fn request_annotations_without_effect_have_events() {
     web["metadata"]["annotations"] = json!({"gantry.dev/required-link": "nvlnk"});
     cluster.other_pod(&web);
     cluster.other_pod(&web);
-    let mut told = Reported::default();
-    let notes = |told: &mut Reported| -> Vec<String> {
+    let mut told = PublishedNotes::default();
+    let notes = |told: &mut PublishedNotes| -> Vec<String> {
         let due = due(&cluster.store, told, Instant::now()).into_iter();
         let due = due.filter(|notice| notice.message.reason == Reason::RequestIgnored);
         due.map(|notice| format!("{}: {}", notice.pod.name, notice.message.note)).collect()
@@ -185,7 +185,7 @@ fn a_large_clusters_note_stays_within_the_limit() {
 fn event_is_repeated_only_for_a_changed_reason() {
     let cluster = cluster();
     cluster.pod(&short("a", 4));
-    let mut told = Reported::default();
+    let mut told = PublishedNotes::default();
     let began = Instant::now();
     let notes = |told: &mut _, seconds| {
         let due = due(&cluster.store, told, began + Duration::from_secs(seconds));
@@ -219,7 +219,7 @@ fn alike_pods_share_one_note_until_the_cluster_changes() {
         cluster.pod(&short(&format!("p{number}"), 4));
     }
     cluster.pod(&short("other", 5));
-    let mut told = Reported::default();
+    let mut told = PublishedNotes::default();
     assert_eq!(due(&cluster.store, &mut told, Instant::now()).len(), 6);
     assert_eq!(told.notes.len(), 2);
     cluster.pod(&bound(pod("b", 1), "node-3", 2, Some("5")));
@@ -235,7 +235,7 @@ fn alike_pods_share_one_note_until_the_cluster_changes() {
 fn pod_with_sufficient_count_gets_no_event() {
     let cluster = cluster();
     cluster.pod(&pod("a", 4));
-    assert!(due(&cluster.store, &mut Reported::default(), Instant::now()).is_empty());
+    assert!(due(&cluster.store, &mut PublishedNotes::default(), Instant::now()).is_empty());
 }
 
 /// A member of a gang that kube-scheduler has refused by its own count.
@@ -254,7 +254,7 @@ fn gated_member(name: &str, gang: &str, min: &str) -> Value {
 }
 
 /// What pods are told at each of some seconds: whom, the reason and the note.
-fn notices(cluster: &Cluster, told: &mut Reported, began: Instant, seconds: u64) -> Vec<String> {
+fn notices(cluster: &Cluster, told: &mut PublishedNotes, began: Instant, seconds: u64) -> Vec<String> {
     let due = due(&cluster.store, told, began + Duration::from_secs(seconds));
     let mut notices: Vec<String> =
         due.into_iter().map(|notice| format!("{} {}", notice.pod.name, notice.message.reason)).collect();
@@ -266,7 +266,7 @@ fn notices(cluster: &Cluster, told: &mut Reported, began: Instant, seconds: u64)
 fn insufficient_member_gets_the_reason_of_its_gang() {
     let cluster = cluster();
     cluster.pod(&short_member("a-0", "a", 2));
-    let (mut told, began) = (Reported::default(), Instant::now());
+    let (mut told, began) = (PublishedNotes::default(), Instant::now());
     let mut at = |cluster: &Cluster, seconds| notices(cluster, &mut told, began, seconds);
     // Most often the others come in a moment.
     assert_eq!(at(&cluster, 0), [""; 0]);
@@ -301,7 +301,7 @@ fn a_member_that_our_gate_keeps_back_is_told_why_it_stays() {
     let mut others = gated_member("d-0", "d", "2");
     others["spec"]["schedulingGates"] = json!([{"name": names::GANG_GATE}, {"name": "example.com/quota"}]);
     cluster.pod(&others);
-    let (mut told, began) = (Reported::default(), Instant::now());
+    let (mut told, began) = (PublishedNotes::default(), Instant::now());
     notices(&cluster, &mut told, began, 0);
     let told_now = notices(&cluster, &mut told, began, 5);
     assert_eq!(told_now, ["a-0 GangInvalid", "b-0 GangWaiting", "c-0 GangWaiting"]);
@@ -315,7 +315,7 @@ fn a_member_that_our_gate_keeps_back_is_told_why_it_stays() {
 fn what_a_gang_counts_is_no_news() {
     let cluster = cluster();
     cluster.pod(&short_member("a-0", "a", 9));
-    let (mut told, began) = (Reported::default(), Instant::now());
+    let (mut told, began) = (PublishedNotes::default(), Instant::now());
     notices(&cluster, &mut told, began, 0);
     assert_eq!(notices(&cluster, &mut told, began, 5).len(), 1);
     for number in 1..5 {
@@ -333,7 +333,7 @@ fn a_member_that_has_its_place_is_told_no_lack() {
     cluster.pod(&bound(pod("b", 6), "node-2", 1, Some("0-5")));
     // Its condition says what was so before.
     cluster.pod(&short_member("a-0", "a", 1)).wait(2);
-    let (mut told, began) = (Reported::default(), Instant::now());
+    let (mut told, began) = (PublishedNotes::default(), Instant::now());
     assert_eq!(notices(&cluster, &mut told, began, 0), [""; 0]);
     assert_eq!(notices(&cluster, &mut told, began, 100), [""; 0]);
 }
@@ -345,7 +345,7 @@ fn member_is_told_that_its_node_advertises_too_few_devices() {
     cluster.pod(&short_member("a-0", "a", 1)).wait(2);
     // One of those that nobody has: it is enough for who has a place.
     cluster.node("node-1", 7);
-    let (mut told, began) = (Reported::default(), Instant::now());
+    let (mut told, began) = (PublishedNotes::default(), Instant::now());
     notices(&cluster, &mut told, began, 0);
     assert_eq!(notices(&cluster, &mut told, began, 5), [""; 0]);
     cluster.node("node-1", 2);
@@ -397,7 +397,7 @@ async fn a_pod_that_could_not_be_told_is_told_again_but_not_at_once() {
     });
     let cluster = cluster();
     cluster.pod(&short("a", 4));
-    let (metrics, mut told, began) = (Metrics::new(), Reported::default(), Instant::now());
+    let (metrics, mut told, began) = (Metrics::new(), PublishedNotes::default(), Instant::now());
     let mut recorder = event::recorder(client);
     for seconds in [0, 1, 59, 60, 61, 120] {
         let now = began + Duration::from_secs(seconds);

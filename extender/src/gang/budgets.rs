@@ -6,14 +6,14 @@ use std::sync::Arc;
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
-use super::listed::{Change, Words, follow};
+use super::listed::{Change, LogTexts, follow};
 use crate::index::{Disruptions, PartialBudget, Store};
 use crate::object_memory::Kind;
 
 /// Watches until `shutdown`. While the budgets cannot be listed, no pod is preempted.
 pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken) {
     store.update(|index| index.budgets_seen(None));
-    let words = Words {
+    let words = LogTexts {
         what: "disruption budgets",
         without: "no pod is preempted; manifests/extender-preempt.yaml gives that right",
     };

@@ -36,18 +36,18 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// What a message is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum About {
+enum EventTarget {
     Gang(Name),
     Pod { namespace: Arc<str>, name: Arc<str>, uid: PodUid },
 }
 
 /// Queues messages.
 #[derive(Debug, Clone)]
-pub struct Events(Sender<(About, Message)>);
+pub struct Events(Sender<(EventTarget, Message)>);
 
 /// The receiving end of [`Events`].
 #[derive(Debug)]
-pub struct Mailbox(Receiver<(About, Message)>);
+pub struct Mailbox(Receiver<(EventTarget, Message)>);
 
 impl Events {
     /// A queue of messages.
@@ -81,16 +81,17 @@ impl Events {
     /// Records an Event of a gang.
     pub(crate) fn gang(&self, gang: &GangKey, message: Message) {
         let name = Name { namespace: Arc::clone(&gang.namespace), name: gang.object_name().into() };
-        self.queue(About::Gang(name), message);
+        self.queue(EventTarget::Gang(name), message);
     }
 
     /// Records an Event of a pod.
     pub(crate) fn pod(&self, namespace: &Arc<str>, name: &Arc<str>, uid: &PodUid, message: Message) {
-        let about = About::Pod { namespace: Arc::clone(namespace), name: Arc::clone(name), uid: uid.clone() };
+        let about =
+            EventTarget::Pod { namespace: Arc::clone(namespace), name: Arc::clone(name), uid: uid.clone() };
         self.queue(about, message);
     }
 
-    fn queue(&self, about: About, message: Message) {
+    fn queue(&self, about: EventTarget, message: Message) {
         // If the queue is full the message is dropped: the status states the same.
         let _ = self.0.try_send((about, message));
     }
@@ -284,10 +285,10 @@ pub async fn run(
         };
         match received {
             Ok(None) => return,
-            Ok(Some((About::Gang(name), message))) => {
+            Ok(Some((EventTarget::Gang(name), message))) => {
                 awaiting.add(name, message, Instant::now() + OBJECT_TIMEOUT);
             }
-            Ok(Some((About::Pod { namespace, name, uid }, message))) => {
+            Ok(Some((EventTarget::Pod { namespace, name, uid }, message))) => {
                 let pod = event::pod(&namespace, &name, uid.as_str());
                 writer.write(pod, message).await;
             }

@@ -9,8 +9,8 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, ResourceExt};
 use tokio_util::sync::CancellationToken;
 
-use crate::object_memory::{About, Kind, ObjectMemory};
-use crate::watch::stream::{self, Received, Streamed};
+use crate::object_memory::{Kind, ObjectMemory, ObjectRef};
+use crate::watch::stream::{self, ReceivedObject, StreamedObject};
 
 /// Namespace (empty for cluster-scoped objects) and name.
 pub(super) type Key = (Arc<str>, Arc<str>);
@@ -26,7 +26,7 @@ pub(super) enum Change<V> {
 }
 
 /// Texts for the log.
-pub(super) struct Words {
+pub(super) struct LogTexts {
     /// The kind that is watched.
     pub(super) what: &'static str,
     /// The effect of a missing permission, and the manifest that grants it.
@@ -37,13 +37,13 @@ pub(super) struct Words {
 pub(super) async fn follow<K, V>(
     api: Api<K>,
     (kind, memory): (Kind, &Arc<ObjectMemory>),
-    words: Words,
+    words: LogTexts,
     read: impl Fn(&K) -> Option<V>,
     refused: impl Fn(&str) -> Option<(Key, V)>,
     mut apply: impl FnMut(Change<V>),
     shutdown: CancellationToken,
 ) where
-    K: Streamed,
+    K: StreamedObject,
 {
     let mut events =
         stream::events(api, kind, Arc::clone(memory), stream::in_pages()).default_backoff().boxed();
@@ -52,9 +52,9 @@ pub(super) async fn follow<K, V>(
         (namespace.into(), object.name_any().into())
     };
     // What is kept of an object; `Err` if nothing is.
-    let found = |received: Received<K>| -> Result<(Key, V), Key> {
+    let found = |received: ReceivedObject<K>| -> Result<(Key, V), Key> {
         let key = key(&received.object);
-        let about = About::of(kind, &received.object);
+        let about = ObjectRef::of(kind, &received.object);
         let Some(value) = read(&received.object).filter(|_| received.bytes.is_some()) else {
             if received.bytes.is_some() {
                 memory.release(kind, &about.uid);
@@ -70,7 +70,7 @@ pub(super) async fn follow<K, V>(
     };
     let mut listing = Vec::new();
     // The last logged error. The same error is logged once.
-    let mut reported: Option<Trouble> = None;
+    let mut reported: Option<WatchFailure> = None;
     while let Some(Some(event)) = shutdown.run_until_cancelled(events.next()).await {
         match event {
             // No event yet.
@@ -86,22 +86,22 @@ pub(super) async fn follow<K, V>(
                         Err(key) => Change::Gone(key),
                     }),
                     Event::Delete(object) => {
-                        memory.release(kind, &About::of(kind, &object.object).uid);
+                        memory.release(kind, &ObjectRef::of(kind, &object.object).uid);
                         apply(Change::Gone(key(&object.object)));
                     }
                 }
             }
             Err(error) => {
-                let trouble = Trouble::of(&error);
+                let trouble = WatchFailure::of(&error);
                 let error = chain(&error);
                 match trouble {
                     _ if reported == Some(trouble) => {
                         tracing::debug!(what = words.what, %error, "still cannot be followed");
                     }
-                    Trouble::Forbidden => {
+                    WatchFailure::Forbidden => {
                         tracing::info!("{} may not be listed: {}", words.what, words.without);
                     }
-                    Trouble::Other => {
+                    WatchFailure::Other => {
                         tracing::warn!(%error, "{} cannot be followed, trying again", words.what);
                     }
                 }
@@ -113,13 +113,13 @@ pub(super) async fn follow<K, V>(
 
 /// Why the objects cannot be watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trouble {
+enum WatchFailure {
     /// The permission is missing, by the operator's choice.
     Forbidden,
     Other,
 }
 
-impl Trouble {
+impl WatchFailure {
     fn of(error: &watcher::Error) -> Self {
         let cause = match error {
             watcher::Error::InitialListFailed(cause) | watcher::Error::WatchStartFailed(cause) => cause,

@@ -20,8 +20,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::object_memory::ObjectMemory;
-use follow::News;
-use table::{OwnerTable, Place, Updates};
+use follow::WatchReport;
+use table::{OwnerKey, OwnerTable, Updates};
 
 /// Interval at which the wanted owners are read.
 const LOOK: Duration = Duration::from_millis(200);
@@ -77,12 +77,12 @@ struct OwnerWatcher {
     client: Client,
     memory: Arc<ObjectMemory>,
     table: OwnerTable,
-    sender: mpsc::Sender<News>,
+    sender: mpsc::Sender<WatchReport>,
     tasks: JoinSet<()>,
     following: BTreeMap<OwnerKind, AbortHandle>,
     resources: BTreeMap<OwnerKind, ApiResource>,
-    questions: JoinSet<(Place, Result<Option<Value>, ()>)>,
-    unasked: VecDeque<Place>,
+    questions: JoinSet<(OwnerKey, Result<Option<Value>, ()>)>,
+    unasked: VecDeque<OwnerKey>,
 }
 
 impl OwnerWatcher {
@@ -104,20 +104,20 @@ impl OwnerWatcher {
         updates
     }
 
-    fn take(&mut self, event: News) -> Updates {
+    fn take(&mut self, event: WatchReport) -> Updates {
         match event {
-            News::Begins(kind, resource) => {
+            WatchReport::Begins(kind, resource) => {
                 self.resources.insert(kind, resource);
                 self.table.list_begins(kind);
                 Updates::new()
             }
-            News::Ends(kind) => {
+            WatchReport::Ends(kind) => {
                 self.table.list_ends(kind);
                 Updates::new()
             }
-            News::Seen(place, object) => self.table.seen(&place, &object),
-            News::Gone(place) => self.table.gone(&place),
-            News::Absent(kind) => self.table.absent(kind),
+            WatchReport::Seen(place, object) => self.table.seen(&place, &object),
+            WatchReport::Gone(place) => self.table.gone(&place),
+            WatchReport::Absent(kind) => self.table.absent(kind),
         }
     }
 

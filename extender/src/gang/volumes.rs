@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::listed::{Change, Words, follow};
+use super::listed::{Change, LogTexts, follow};
 use crate::index::{Store, Volume, VolumeClaim};
 use crate::metadata::PROVISIONED_ANNOTATION;
 use crate::object_memory::Kind;
@@ -25,7 +25,7 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
     let claims = follow(
         Api::<PartialObject<PersistentVolumeClaim>>::all(client.clone()),
         (Kind::Claim, store.memory()),
-        Words { what: "claims of volumes", without: WITHOUT },
+        LogTexts { what: "claims of volumes", without: WITHOUT },
         |claim| {
             let text = |field: &str| claim.spec.get(field)?.as_str().filter(|text| !text.is_empty());
             let waits = || Some(VolumeClaim::Waiting(text("storageClassName")?.into()));
@@ -47,11 +47,11 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
         },
         shutdown.clone(),
     );
-    let words = Mutex::new(pod::Words::default());
+    let words = Mutex::new(pod::TextInterner::default());
     let volumes = follow(
         Api::<PartialObject<PersistentVolume>>::all(client),
         (Kind::Volume, store.memory()),
-        Words { what: "volumes", without: WITHOUT },
+        LogTexts { what: "volumes", without: WITHOUT },
         |volume| {
             let required = volume.spec.get("nodeAffinity")?.get("required")?;
             let required = NodeSelector::deserialize(required).ok()?;
@@ -86,7 +86,7 @@ fn free_local_class(volume: &PartialObject<PersistentVolume>) -> Option<Arc<str>
     Some(class.into())
 }
 
-fn read(term: &NodeSelectorTerm, words: &mut pod::Words) -> NodeTerm {
+fn read(term: &NodeSelectorTerm, words: &mut pod::TextInterner) -> NodeTerm {
     let mut all = |requirements: &Option<Vec<NodeSelectorRequirement>>| {
         let requirements = requirements.iter().flatten();
         requirements.map(|requirement| read_one(requirement, words)).collect()
@@ -94,7 +94,7 @@ fn read(term: &NodeSelectorTerm, words: &mut pod::Words) -> NodeTerm {
     NodeTerm { labels: all(&term.match_expressions), names: all(&term.match_fields) }
 }
 
-fn read_one(written: &NodeSelectorRequirement, words: &mut pod::Words) -> Requirement {
+fn read_one(written: &NodeSelectorRequirement, words: &mut pod::TextInterner) -> Requirement {
     let values = written.values.iter().flatten();
     pod::requirement(&written.key, &written.operator, values, words)
 }

@@ -70,7 +70,7 @@ pub async fn run(
 }
 
 /// An action that is not done yet.
-struct Open {
+struct OpenAction {
     due: Instant,
     failed: u32,
     /// A budget was in its way when it was tried last.
@@ -86,7 +86,7 @@ struct Worker {
     events: Events,
     metrics: Arc<Metrics>,
     orders: Orders,
-    open: BTreeMap<(PodUid, Action), Open>,
+    open: BTreeMap<(PodUid, Action), OpenAction>,
     /// What may not be done, and for which gang: reported once, until it is done after all.
     forbidden: BTreeSet<(Arc<GangKey>, &'static str)>,
     running: FuturesUnordered<BoxFuture<'static, (Pod, Action, End)>>,
@@ -127,7 +127,7 @@ impl Worker {
         };
         let due = Instant::now();
         for uid in pods {
-            self.open.entry((uid, action.clone())).or_insert(Open {
+            self.open.entry((uid, action.clone())).or_insert(OpenAction {
                 due,
                 failed: 0,
                 budget: false,
@@ -262,7 +262,7 @@ impl Worker {
         let (Action::Evict(gang) | Action::EvictRest { of: gang, .. }) = action else {
             return;
         };
-        let still = |((_, of), open): (&(PodUid, Action), &Open)| of == action && open.budget;
+        let still = |((_, of), open): (&(PodUid, Action), &OpenAction)| of == action && open.budget;
         let reported = self.store.read(|index| index.gangs().is_blocked(gang, Blocker::Budget));
         if reported && !self.open.iter().any(still) {
             self.store.update(|index| index.hindered(gang, Blocker::Budget, None));

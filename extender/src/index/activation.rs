@@ -9,7 +9,7 @@ use super::facts::Facts;
 use super::unschedulable_queue::Gains;
 use gantry_planner::decide::{self, ForeignNodes};
 use gantry_planner::request::Request;
-use gantry_planner::snapshot::{NodeIx, NominatedRequests, Standing};
+use gantry_planner::snapshot::{NodeIx, NodeState, NominatedRequests};
 
 /// Finds unschedulable pods that fit where devices came free. Thousands of pods with the same priority ask for the
 /// same: each such pair is checked once.
@@ -42,8 +42,8 @@ impl<'i> Activation<'i> {
 /// Whether a request fits on a node beside what is promised to pods of higher priority there.
 pub(super) fn fits(facts: &Facts, node: NodeIx, priority: i32, request: &Request) -> bool {
     let leaves = |promised: &Arc<NominatedRequests>| match facts.published.standing(node) {
-        Standing::Ours(class) => promised.leaves(node, class, priority, request),
-        Standing::Foreign { .. } | Standing::Gone => true,
+        NodeState::Ours(class) => promised.leaves(node, class, priority, request),
+        NodeState::Foreign { .. } | NodeState::Gone => true,
     };
     is_free(facts, node, request) && facts.published.promised.as_ref().is_none_or(leaves)
 }

@@ -14,7 +14,7 @@ use gantry_gang::needs::{PodTerm, Spread, ports_collide};
 
 use super::node_table::Renumbering;
 use crate::pod::PodProfile;
-use gantry_planner::input::{PlacementRules, Room};
+use gantry_planner::input::{NodeResources, PlacementRules};
 use gantry_planner::snapshot::NodeIx;
 
 /// How many pods of a profile are on which nodes.
@@ -52,13 +52,13 @@ impl Hash for ProfileRef {
 }
 
 /// Pods that are assumed to be gone. They are counted by profile when first needed.
-struct Gone<'g> {
+struct RemovedPods<'g> {
     pods: &'g [&'g PodUid],
     find: &'g FindPod<'g>,
     by_profile: OnceCell<HashMap<*const PodProfile, Counts>>,
 }
 
-impl Gone<'_> {
+impl RemovedPods<'_> {
     /// The pods of a profile without those that are assumed to be gone.
     fn remaining<'c>(&self, profile: &ProfileRef, counts: &'c Counts) -> Cow<'c, Counts> {
         if self.pods.is_empty() {
@@ -143,12 +143,12 @@ impl AffinityIndex {
     /// `find` has the profile and the node of a pod. Reservations for pods that are not bound yet do not count.
     pub(super) fn barred<'g>(
         &self,
-        nodes: &[Room],
+        nodes: &[NodeResources],
         needs: &Needs,
         gone: &'g [&'g PodUid],
         find: &'g FindPod<'g>,
     ) -> PlacementRules {
-        let gone = Gone { pods: gone, find, by_profile: OnceCell::new() };
+        let gone = RemovedPods { pods: gone, find, by_profile: OnceCell::new() };
         let mut closed = Domains::new();
         let mut barred = BTreeSet::new();
         // Anti-affinity of other pods against this one.
@@ -187,7 +187,7 @@ impl AffinityIndex {
     }
 
     /// How many of the pods that a spread constraint counts are on each node.
-    fn counted(&self, needs: &Needs, spread: &Spread, gone: &Gone<'_>) -> Counts {
+    fn counted(&self, needs: &Needs, spread: &Spread, gone: &RemovedPods<'_>) -> Counts {
         let mut counted = Counts::new();
         for (profile, counts) in &self.by_profile {
             if spread.counts(&needs.namespace, &profile.0.namespace, &profile.0.labels) {
@@ -200,7 +200,7 @@ impl AffinityIndex {
     }
 
     /// For each affinity term: the nodes in a domain with a pod that it finds.
-    fn near(&self, nodes: &[Room], needs: &Needs, gone: &Gone<'_>) -> Vec<Vec<NodeIx>> {
+    fn near(&self, nodes: &[NodeResources], needs: &Needs, gone: &RemovedPods<'_>) -> Vec<Vec<NodeIx>> {
         let terms = &needs.together_with;
         let mut open = Domains::new();
         for (profile, counts) in self.by_profile.iter().filter(|_| !terms.is_empty()) {
@@ -219,7 +219,7 @@ impl AffinityIndex {
 }
 
 /// Adds the domains of a term that have pods.
-fn add_domains(nodes: &[Room], domains: &mut Domains, term: &PodTerm, pods: &Counts) {
+fn add_domains(nodes: &[NodeResources], domains: &mut Domains, term: &PodTerm, pods: &Counts) {
     let values = domains.entry(Arc::clone(&term.topology_key)).or_default();
     for node in pods.keys() {
         let facts = nodes.get(node.0 as usize).and_then(|node| node.facts.as_ref());
@@ -231,7 +231,11 @@ fn add_domains(nodes: &[Room], domains: &mut Domains, term: &PodTerm, pods: &Cou
 }
 
 /// The nodes with one of some values of a label.
-fn in_domains(nodes: &[Room], key: &str, values: &HashSet<Arc<str>>) -> impl Iterator<Item = NodeIx> {
+fn in_domains(
+    nodes: &[NodeResources],
+    key: &str,
+    values: &HashSet<Arc<str>>,
+) -> impl Iterator<Item = NodeIx> {
     let numbered = (0..).map(NodeIx).zip(nodes);
     numbered
         .filter(move |(_, node)| {

@@ -2,38 +2,38 @@
 
 use std::time::{Duration, Instant};
 
-use gantry_gang::protocol::Now;
+use gantry_gang::protocol::Moment;
 
 /// The current time by a monotonic and by a wall clock.
 #[derive(Debug)]
 pub(super) struct EventClock {
-    now: Now,
+    now: Moment,
     /// When both clocks were last set together.
-    origin: Now,
+    origin: Moment,
     /// A moment of both clocks that stays the same while they advance equally: times in texts do not vary by a second.
-    epoch: Now,
+    epoch: Moment,
 }
 
 impl Default for EventClock {
     fn default() -> Self {
-        let begin = Now { at: Instant::now(), unix: 0 };
+        let begin = Moment { at: Instant::now(), unix: 0 };
         Self { now: begin, origin: begin, epoch: begin }
     }
 }
 
 impl EventClock {
     /// The current time.
-    pub(super) fn now(&self) -> Now {
+    pub(super) fn now(&self) -> Moment {
         self.now
     }
 
     /// A moment of both clocks that stays the same while they advance equally.
-    pub(super) fn epoch(&self) -> Now {
+    pub(super) fn epoch(&self) -> Moment {
         self.epoch
     }
 
     /// Sets both clocks. Time never goes back.
-    pub(super) fn set(&mut self, now: Now) {
+    pub(super) fn set(&mut self, now: Moment) {
         // Before the first call neither clock is known.
         if now.at >= self.now.at || self.now.unix == 0 {
             self.now = now;
@@ -49,7 +49,7 @@ impl EventClock {
     pub(super) fn advance(&mut self, now: Instant) {
         if now > self.now.at {
             let passed = now.saturating_duration_since(self.origin.at).as_secs();
-            self.now = Now { at: now, unix: self.origin.unix.saturating_add_unsigned(passed) };
+            self.now = Moment { at: now, unix: self.origin.unix.saturating_add_unsigned(passed) };
         }
     }
 }
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn time_never_goes_back_and_both_clocks_advance_equally() {
         let begin = Instant::now() + Duration::from_secs(60);
-        let at = |passed: u64, unix: i64| Now { at: second(begin, passed), unix };
+        let at = |passed: u64, unix: i64| Moment { at: second(begin, passed), unix };
         let mut clock = EventClock::default();
         clock.set(at(10, 1010));
         clock.advance(second(begin, 15));
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn epoch_moves_only_with_a_jump_of_the_wall_clock() {
         let begin = Instant::now() + Duration::from_secs(60);
-        let at = |passed: u64, unix: i64| Now { at: second(begin, passed), unix };
+        let at = |passed: u64, unix: i64| Moment { at: second(begin, passed), unix };
         let mut clock = EventClock::default();
         clock.set(at(0, 1000));
         clock.set(at(30, 1031));

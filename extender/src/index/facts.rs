@@ -18,7 +18,7 @@ use super::scheduler_set::SchedulerSet;
 use super::unschedulable_queue::UnschedulableQueue;
 use super::volume_table::VolumeTable;
 use crate::pod::PodFacts;
-use crate::watched::Watched;
+use crate::watched::WatchedResources;
 
 /// What watches and binds have shown, and what was published of it last.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(super) struct Facts {
 
 impl Facts {
     /// No facts. `run` distinguishes the plans of this process from those of an earlier one.
-    pub(super) fn new(options: Options, watched: &Watched, run: String) -> Self {
+    pub(super) fn new(options: Options, watched: &WatchedResources, run: String) -> Self {
         Self {
             options,
             clock: EventClock::default(),

@@ -34,7 +34,7 @@ use std::sync::Arc;
 use gantry_api::{PodUid, ResourceName};
 use gantry_gang::needs::Toleration;
 use gantry_gang::protocol::{
-    BindEnd, GangEvent, Gangs, Now, Object, Placement, PlanRequest, Refusal, Settings, ShapeId,
+    BindEnd, GangEvent, Gangs, Moment, Object, Placement, PlanRequest, Refusal, Settings, ShapeId,
 };
 use gantry_gang::{Membership, Needs, OwnerFacts, OwnerRef};
 
@@ -42,7 +42,7 @@ pub(super) use member_grant::{available, layouts_within};
 pub use report::GangReport;
 pub use standing::{GangStanding, ReportedStatus, Trial};
 pub(super) use verbs::goes_by_itself;
-pub use verbs::{Awaited, Belongs, Called};
+pub use verbs::{ActivatedMember, AwaitedGang, MembershipState};
 pub use view::{GangTotals, GangView, GangViews, MemberStage, MemberView, PlaceView};
 pub use withheld::GangReservations;
 pub(super) use withheld::ReservationHolders;
@@ -53,7 +53,7 @@ use self::machine::Machine;
 use self::members::{MemberTable, PodReporter};
 use self::objects::GangObjects;
 use self::plan_input::{Offers, PlanSource};
-use self::reclaim::{Reclaim, Reclaimed};
+use self::reclaim::{Reclaim, ReclaimOutcome};
 use self::report::GangInspection;
 use self::reservation_tracker::ReservationTracker;
 use self::shapes::Shapes;
@@ -320,7 +320,7 @@ impl GangIndex {
     }
 
     /// Handles an event. [`GangIndex::collect`] carries out its results.
-    pub(super) fn handle(&mut self, now: Now, event: GangEvent<'_>) {
+    pub(super) fn handle(&mut self, now: Moment, event: GangEvent<'_>) {
         self.machine.handle(now, event);
     }
 
@@ -399,7 +399,7 @@ impl GangIndex {
     }
 
     /// An owner that defines the size of a gang; `None` if there is none of the name.
-    pub(super) fn owner_seen(&mut self, now: Now, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
+    pub(super) fn owner_seen(&mut self, now: Moment, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
         if self.objects.set_owner(owner, facts.clone()) {
             // From here on its gangs may be victims.
             self.unprotected();
@@ -408,7 +408,7 @@ impl GangIndex {
     }
 
     /// A Gang object was seen.
-    pub(super) fn object_seen(&mut self, now: Now, namespace: &str, name: &str, object: Object) {
+    pub(super) fn object_seen(&mut self, now: Moment, namespace: &str, name: &str, object: Object) {
         if self.is_leading() {
             let event = GangEvent::ObjectSeen { namespace, name, object: Box::new(object.clone()) };
             self.machine.handle(now, event);
@@ -419,14 +419,14 @@ impl GangIndex {
     }
 
     /// A Gang object was deleted.
-    pub(super) fn object_gone(&mut self, now: Now, namespace: &str, name: &str) {
+    pub(super) fn object_gone(&mut self, now: Moment, namespace: &str, name: &str) {
         self.objects.remove(namespace, name);
         // Also for an object that was not known: a waiting bind needs the event.
         self.machine.observe(now, GangEvent::ObjectGone { namespace, name });
     }
 
     /// A list of Gang objects is complete.
-    pub(super) fn objects_listed(&mut self, now: Now, listed: &HashSet<Arc<str>>) {
+    pub(super) fn objects_listed(&mut self, now: Moment, listed: &HashSet<Arc<str>>) {
         for (namespace, name) in self.objects.missing_from(listed) {
             self.object_gone(now, &namespace, &name);
         }
@@ -590,15 +590,17 @@ impl GangIndex {
             };
         let reclaimed = match &planned {
             Err(refused) if !refused.is_hopeless() => self.reclaim.find(&mut self.machine, source, wanted),
-            _ => Reclaimed::Nothing,
+            _ => ReclaimOutcome::Nothing,
         };
         let holders = ReservationHolders::new(self.machine.gangs(), facts, self.only_looks);
         let planned = planned.map_err(|refused| holders.complete(refused, wanted, source));
-        let is_released = matches!(reclaimed, Reclaimed::Released(_));
-        let waits = matches!(reclaimed, Reclaimed::Terminating);
+        let is_released = matches!(reclaimed, ReclaimOutcome::Released(_));
+        let waits = matches!(reclaimed, ReclaimOutcome::Terminating);
         let result = match (planned, reclaimed) {
-            (Err(_), Reclaimed::Released(placement) | Reclaimed::Preempted(placement)) => Ok(placement),
-            (Err(_), Reclaimed::Terminating) => Err(Refusal::PodsTerminating),
+            (Err(_), ReclaimOutcome::Released(placement) | ReclaimOutcome::Preempted(placement)) => {
+                Ok(placement)
+            }
+            (Err(_), ReclaimOutcome::Terminating) => Err(Refusal::PodsTerminating),
             (planned, _) => planned,
         };
         if let Err(refused) = &result

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::PodUid;
-use gantry_api::placement::Compared;
+use gantry_api::placement::ComparedNodes;
 
 use super::node_table::Renumbering;
 use gantry_planner::devices::DeviceSet;
@@ -35,7 +35,7 @@ struct HeldRequest {
     request: Arc<Request>,
     layouts: Vec<Layout>,
     /// The nodes among which this one was chosen.
-    compared: Option<Compared>,
+    compared: Option<ComparedNodes>,
 }
 
 impl Holds {
@@ -58,14 +58,14 @@ impl Holds {
     }
 
     /// Records the nodes among which that of a pod's hold was chosen.
-    pub(super) fn record_compared(&mut self, uid: &PodUid, compared: Compared) {
+    pub(super) fn record_compared(&mut self, uid: &PodUid, compared: ComparedNodes) {
         if let Some(held) = self.by_pod.get_mut(uid) {
             held.compared = Some(compared);
         }
     }
 
     /// The nodes among which `node` was chosen for a pod, if that is known.
-    pub(super) fn compared(&self, uid: &PodUid, node: NodeIx) -> Option<&Compared> {
+    pub(super) fn compared(&self, uid: &PodUid, node: NodeIx) -> Option<&ComparedNodes> {
         self.of(uid, node)?;
         self.by_pod.get(uid)?.compared.as_ref()
     }

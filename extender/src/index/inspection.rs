@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 use gantry_api::placement::ComparedFabric;
 use gantry_api::xid::Table;
 use gantry_api::{DeviceId, NodeName, Placement, PodUid, Reason, ResourceName, names};
-use gantry_gang::protocol::{Stage, Withheld};
+use gantry_gang::protocol::{Stage, WithheldReason};
 use gantry_gang::{GangKey, Misfit, Needs, NodeFacts, Resources};
 use serde::{Deserialize, Serialize};
 
@@ -50,14 +50,14 @@ pub struct PodReport {
     /// The scheduling gate that keeps it from every scheduler.
     pub gate: Option<Arc<str>>,
     /// Its node, and the devices that it holds there.
-    pub bound: Option<Bound>,
+    pub bound: Option<PodNode>,
     /// Every node, best first, while it waits.
     pub nodes: Vec<NodeReport>,
 }
 
 /// The node of a pod.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Bound {
+pub struct PodNode {
     /// The node.
     pub node: NodeName,
     /// What it holds by the ledger: what kubelet reports, or else what it was granted.
@@ -80,7 +80,7 @@ pub struct NodeReport {
     /// Why the pod does not fit there now; absent if it does.
     pub lacks: Option<String>,
     /// The same for programs.
-    pub lack: Option<Lack>,
+    pub lack: Option<FitFailure>,
     /// GB/s that a collective of its worst-off container would reach there, if it has two GPUs or more and fits.
     pub bandwidth_gbs: Option<f64>,
     /// Pods that would have to end for it to fit, with the least loss; empty if it fits, or if no end of pods helps.
@@ -118,7 +118,7 @@ pub struct XidReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all_fields = "camelCase")]
 #[expect(missing_docs, reason = "the fields name what they hold")]
-pub enum Lack {
+pub enum FitFailure {
     /// No Gantry plugin runs there.
     NoPlugin,
     /// No Node object exists.
@@ -153,7 +153,7 @@ pub enum Lack {
     Nominated,
 }
 
-impl From<Misfit> for Lack {
+impl From<Misfit> for FitFailure {
     fn from(misfit: Misfit) -> Self {
         match misfit {
             Misfit::Unschedulable => Self::Cordoned,
@@ -164,12 +164,12 @@ impl From<Misfit> for Lack {
     }
 }
 
-impl From<NodeRefusal> for Lack {
+impl From<NodeRefusal> for FitFailure {
     fn from(refusal: NodeRefusal) -> Self {
         let text = refusal.of_one_node();
         match refusal {
-            NodeRefusal::Withheld(Withheld::ByPlugin(reason)) => Self::PluginNotReady { reason },
-            NodeRefusal::Withheld(Withheld::ByMark(mark)) => Self::Withheld { mark },
+            NodeRefusal::Withheld(WithheldReason::ByPlugin(reason)) => Self::PluginNotReady { reason },
+            NodeRefusal::Withheld(WithheldReason::ByMark(mark)) => Self::Withheld { mark },
             NodeRefusal::NotServed(resource) => Self::NotServed { resource },
             NodeRefusal::TooMany { .. } => Self::TooMany { text },
             NodeRefusal::Short(counts) => {
@@ -180,7 +180,7 @@ impl From<NodeRefusal> for Lack {
     }
 }
 
-impl fmt::Display for Lack {
+impl fmt::Display for FitFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoPlugin => f.write_str("no Gantry plugin runs there"),
@@ -192,8 +192,8 @@ impl fmt::Display for Lack {
             Self::PodAffinity => {
                 f.write_str("affinity or anti-affinity to other pods, or host ports rule it out")
             }
-            Self::PluginNotReady { reason } => Withheld::ByPlugin(Arc::clone(reason)).fmt(f),
-            Self::Withheld { mark } => Withheld::ByMark(Arc::clone(mark)).fmt(f),
+            Self::PluginNotReady { reason } => WithheldReason::ByPlugin(Arc::clone(reason)).fmt(f),
+            Self::Withheld { mark } => WithheldReason::ByMark(Arc::clone(mark)).fmt(f),
             Self::NotServed { resource } => write!(f, "does not serve {resource}"),
             Self::TooMany { text }
             | Self::Devices { text, .. }
@@ -205,7 +205,7 @@ impl fmt::Display for Lack {
     }
 }
 
-impl Lack {
+impl FitFailure {
     /// Why the labels, the taints or the volumes of a node rule a pod out; `facts` are those of the node.
     pub(super) fn of_node(facts: Option<&Arc<NodeFacts>>, needs: &Needs) -> Option<Self> {
         facts.map_or(Some(Self::NoNode), |facts| needs.admits(facts).err().map(Self::from))
@@ -226,7 +226,7 @@ impl PodReport {
         let request = pod.request.as_ref().map_err(ToString::to_string)?;
         let asks = request.asks.iter();
         let asks: Vec<String> = asks.map(|ask| format!("{} {}", ask.devices, ask.resource)).collect();
-        let bound = pod.node.as_ref().map(|node| Bound::of(facts, pod, node));
+        let bound = pod.node.as_ref().map(|node| PodNode::of(facts, pod, node));
         let gang = gangs.goes_with(&pod.uid).map(|key| &**key);
         Ok(Self {
             namespace: Arc::clone(&pod.namespace),
@@ -265,7 +265,7 @@ impl PodReport {
     }
 }
 
-impl Bound {
+impl PodNode {
     /// What a pod holds of its node.
     pub(super) fn of(facts: &Facts, pod: &PodFacts, node: &NodeName) -> Self {
         let mut devices = Vec::new();
@@ -353,7 +353,7 @@ impl InspectedNodes {
 }
 
 /// What a pod holds of a node.
-struct Held<'h> {
+struct PodHolding<'h> {
     uid: &'h PodUid,
     /// By pool.
     sets: &'h [DeviceSet],
@@ -363,15 +363,15 @@ struct Held<'h> {
 }
 
 /// Pods of a node that end together: one, or the members of a gang.
-struct Ending<'h> {
+struct EvictionGroup<'h> {
     gang: Option<&'h Arc<GangKey>>,
     /// How many, on all nodes.
     pods: usize,
     /// What they hold of this node.
-    held: Vec<Held<'h>>,
+    held: Vec<PodHolding<'h>>,
 }
 
-impl Ending<'_> {
+impl EvictionGroup<'_> {
     fn devices(&self) -> usize {
         self.held.iter().map(|held| held.devices).sum()
     }
@@ -393,7 +393,7 @@ struct Inspection<'i> {
 
 impl Inspection<'_> {
     fn look(&self, number: NodeIx, node: &Node, is_excluded: bool) -> Option<NodeReport> {
-        let report = |lack: Option<Lack>| NodeReport {
+        let report = |lack: Option<FitFailure>| NodeReport {
             node: node.name().clone(),
             lacks: lack.as_ref().map(ToString::to_string),
             lack,
@@ -402,7 +402,7 @@ impl Inspection<'_> {
             reserved_for_gangs: Vec::new(),
             unhealthy: Vec::new(),
         };
-        let misfit = Lack::of_node(self.facts.resources.facts(number), &self.pod.needs);
+        let misfit = FitFailure::of_node(self.facts.resources.facts(number), &self.pod.needs);
         let Some(class) = node.exact(&[]) else {
             // A node without any GPUs is left out.
             let advertised = node.advertised()?;
@@ -411,26 +411,26 @@ impl Inspection<'_> {
                 count.is_some_and(|(_, count)| *count > 0)
             });
             let refused = self.facts.options.foreign == ForeignNodes::Refuse;
-            return any.then(|| report(misfit.or(refused.then_some(Lack::NoPlugin))));
+            return any.then(|| report(misfit.or(refused.then_some(FitFailure::NoPlugin))));
         };
         if misfit.is_some() {
             return Some(report(misfit));
         }
         if is_excluded {
-            return Some(report(Some(Lack::PodAffinity)));
+            return Some(report(Some(FitFailure::PodAffinity)));
         }
         let resources = &self.pod.needs.resources;
         let left = self.facts.resources.get(number).map(|room| &room.left);
         let score = match decide::judge(&class, self.request) {
             Ok(()) => decide::score(&class, self.request, &[], self.facts.options.policy).ok_or_else(|| {
-                Lack::Unmet { text: "the devices that are free do not fit the containers".to_owned() }
+                FitFailure::Unmet { text: "the devices that are free do not fit the containers".to_owned() }
             }),
             Err(refusal) => Err(refusal.into()),
         };
         let short = left.and_then(|left| left.fits(resources).err());
         let lack = match (score, short) {
             (Err(lack), _) => lack,
-            (Ok(_), Some(lack)) => Lack::Resource { text: lack.short() },
+            (Ok(_), Some(lack)) => FitFailure::Resource { text: lack.short() },
             (Ok((score, _)), None) => {
                 let mut found = report(self.reserved_otherwise(number, &class));
                 let megabytes = score.megabytes_per_second();
@@ -451,41 +451,42 @@ impl Inspection<'_> {
 
     /// What keeps the pod off a node where it fits: a backfill reservation, or pods that kube-scheduler preempts for
     /// another.
-    fn reserved_otherwise(&self, node: NodeIx, class: &Class) -> Option<Lack> {
+    fn reserved_otherwise(&self, node: NodeIx, class: &Class) -> Option<FitFailure> {
         if self.gang.is_some() {
             return None;
         }
         if let Some(kept) = self.gangs.reservation_against(node, self.pod.priority) {
-            return Some(Lack::BackfillReservation { gang: kept.gang.to_string() });
+            return Some(FitFailure::BackfillReservation { gang: kept.gang.to_string() });
         }
         let promised = self.facts.published.promised.as_ref()?;
         let leaves = promised.leaves(node, class, self.pod.priority, self.request);
-        (!leaves && self.pod.nominated.is_none()).then_some(Lack::Nominated)
+        (!leaves && self.pod.nominated.is_none()).then_some(FitFailure::Nominated)
     }
 
     /// Pods that would have to end for the pod to fit on a node: the lowest priorities, then the fewest devices, then
     /// the fewest pods. Of a gang that keeps the reservations of lost members all members are named together.
     fn would_have_to_end(&self, node: &Node, class: &Class, left: Option<&Resources>) -> Vec<String> {
-        let mut gangs: BTreeMap<&Arc<GangKey>, Vec<Held<'_>>> = BTreeMap::new();
-        let mut ending: Vec<Ending<'_>> = Vec::new();
+        let mut gangs: BTreeMap<&Arc<GangKey>, Vec<PodHolding<'_>>> = BTreeMap::new();
+        let mut ending: Vec<EvictionGroup<'_>> = Vec::new();
         for (uid, sets) in node.holders() {
             let held = self.held(uid, sets);
             match self.gangs.goes_with(uid) {
                 // Other members of its gang are to run with it.
                 Some(gang) if Some(&**gang) == self.gang => {}
                 Some(gang) => gangs.entry(gang).or_default().push(held),
-                None => ending.push(Ending { gang: None, pods: 1, held: vec![held] }),
+                None => ending.push(EvictionGroup { gang: None, pods: 1, held: vec![held] }),
             }
         }
         for (gang, held) in gangs {
             match self.gangs.may_lose(gang, held.len()) {
                 true => {
-                    let each = held.into_iter().map(|held| Ending { gang: None, pods: 1, held: vec![held] });
+                    let each =
+                        held.into_iter().map(|held| EvictionGroup { gang: None, pods: 1, held: vec![held] });
                     ending.extend(each);
                 }
                 false => {
                     let pods = self.gangs.bound_members(gang).len();
-                    ending.push(Ending { gang: Some(gang), pods, held });
+                    ending.push(EvictionGroup { gang: Some(gang), pods, held });
                 }
             }
         }
@@ -495,9 +496,9 @@ impl Inspection<'_> {
         });
         let cost = |set: &[usize]| {
             let ended = set.iter().map(|at| &ending[*at]);
-            let devices: usize = ended.clone().map(Ending::devices).sum();
+            let devices: usize = ended.clone().map(EvictionGroup::devices).sum();
             let pods: usize = ended.clone().map(|ending| ending.pods).sum();
-            (ended.map(Ending::priority).max(), devices, pods)
+            (ended.map(EvictionGroup::priority).max(), devices, pods)
         };
         let some = |set: &[usize]| set.iter().flat_map(|at| &ending[*at].held).collect::<Vec<_>>();
         let ended = least_set(ending.len(), cost, |set| self.would_fit(class, left, &some(set)));
@@ -505,7 +506,7 @@ impl Inspection<'_> {
         ended.flat_map(|ending| self.names_of(ending)).collect()
     }
 
-    fn names_of(&self, ending: &Ending<'_>) -> Vec<String> {
+    fn names_of(&self, ending: &EvictionGroup<'_>) -> Vec<String> {
         match ending.gang {
             Some(gang) => self.gangs.bound_members(gang),
             None => {
@@ -515,12 +516,12 @@ impl Inspection<'_> {
         }
     }
 
-    fn held<'h>(&'h self, uid: &'h PodUid, sets: &'h [DeviceSet]) -> Held<'h> {
+    fn held<'h>(&'h self, uid: &'h PodUid, sets: &'h [DeviceSet]) -> PodHolding<'h> {
         let devices = sets.iter().map(DeviceSet::len).sum();
-        Held { uid, sets, devices, pod: self.facts.pods.get(uid) }
+        PodHolding { uid, sets, devices, pod: self.facts.pods.get(uid) }
     }
 
-    fn would_fit(&self, class: &Class, left: Option<&Resources>, ended: &[&Held<'_>]) -> bool {
+    fn would_fit(&self, class: &Class, left: Option<&Resources>, ended: &[&PodHolding<'_>]) -> bool {
         let back = ended.iter().map(|held| (held.sets, held.pod.map_or(&[][..], |pod| pod.numa())));
         let back: Vec<_> = back.collect();
         let has_resources = left.is_none_or(|left| {

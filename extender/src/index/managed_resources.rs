@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use gantry_api::ResourceName;
 
-use crate::watched::Watched;
+use crate::watched::WatchedResources;
 use gantry_planner::inventory::Inventory;
 
 /// The resources of all nodes.
@@ -28,7 +28,7 @@ pub(super) struct ManagedResources {
 struct Counts(BTreeMap<ResourceName, usize>);
 
 impl ManagedResources {
-    pub(super) fn new(watched: &Watched) -> Self {
+    pub(super) fn new(watched: &WatchedResources) -> Self {
         let named: BTreeSet<ResourceName> = watched.named().iter().cloned().collect();
         Self {
             managed: Arc::new(named.clone()),

@@ -12,12 +12,12 @@ use super::reservations::Target;
 use crate::ledger::{Devices, Fault, Ledger, PoolLedger};
 use crate::pod::PodFacts;
 use gantry_gang::GangKey;
-use gantry_gang::protocol::Withheld;
+use gantry_gang::protocol::WithheldReason;
 use gantry_planner::devices::DeviceSet;
-use gantry_planner::inventory::{self, Held, Inventory};
+use gantry_planner::inventory::{self, Inventory, ReportedHolder};
 use gantry_planner::numa::{Alignment, NumaNode};
 use gantry_planner::request::{ContainerKind, NumaDemand, NumaNeeds};
-use gantry_planner::snapshot::{Class, Pool, ScoreCache, Standing};
+use gantry_planner::snapshot::{Class, NodeState, Pool, ScoreCache};
 
 /// One node.
 #[derive(Debug)]
@@ -39,14 +39,14 @@ pub(super) struct Node {
     /// does not delay the others.
     lingering: HashMap<DeviceId, Instant>,
     /// CPUs and memory of pods that kubelet's list does not show yet.
-    unlisted: Vec<Unlisted>,
+    unlisted: Vec<UnlistedNeeds>,
     /// What is free of each NUMA node, in the order of the inventory.
     free_numa: Vec<NumaNode>,
 }
 
 /// The CPUs and the memory of a pod that was granted devices, and that kubelet's list does not show yet.
 #[derive(Debug)]
-struct Unlisted {
+struct UnlistedNeeds {
     pod: PodUid,
     needs: NumaNeeds,
     /// The NUMA nodes that they may be taken of. If these are several, they count in each.
@@ -222,9 +222,9 @@ impl Node {
     }
 
     /// Why new pods get no device of it, if they get none.
-    pub(super) fn withheld(&self) -> Option<Withheld> {
-        let by_plugin = self.not_ready().cloned().map(Withheld::ByPlugin);
-        by_plugin.or_else(|| self.mark.clone().map(Withheld::ByMark))
+    pub(super) fn withheld(&self) -> Option<WithheldReason> {
+        let by_plugin = self.not_ready().cloned().map(WithheldReason::ByPlugin);
+        by_plugin.or_else(|| self.mark.clone().map(WithheldReason::ByMark))
     }
 
     /// Whether nothing is known of the node any more.
@@ -301,11 +301,11 @@ impl Node {
 
     /// The CPUs and the memory of live pods, of binds and of members of gangs with a reservation that kubelet's list does not
     /// show.
-    fn unlisted(&self, pods: &PodStore) -> Vec<Unlisted> {
+    fn unlisted(&self, pods: &PodStore) -> Vec<UnlistedNeeds> {
         let Some(inventory) = &self.inventory else {
             return Vec::new();
         };
-        let mut unlisted: Vec<Unlisted> = Vec::new();
+        let mut unlisted: Vec<UnlistedNeeds> = Vec::new();
         let Some(counting) = self.alignments().find(|alignment| alignment.counts_numa()) else {
             return Vec::new();
         };
@@ -316,7 +316,7 @@ impl Node {
             let mut with_devices = demands.iter().filter(|container| container.has_devices);
             let is_of_init = with_devices.all(|container| container.kind == ContainerKind::Init);
             let is_listed = || {
-                let listed = |held: &Held| match held.provenance {
+                let listed = |held: &ReportedHolder| match held.provenance {
                     _ if held.quarantined => false,
                     Provenance::PodResources => true,
                     Provenance::Allocated => is_of_init,
@@ -341,7 +341,7 @@ impl Node {
                 false => inventory.numa.iter().map(|node| node.node).collect(),
             };
             let (needs, is_of_one) = (NumaDemand::of_pod(&demands), demands.len() == 1);
-            unlisted.push(Unlisted { pod: pod.clone(), needs, nodes, is_of_one });
+            unlisted.push(UnlistedNeeds { pod: pod.clone(), needs, nodes, is_of_one });
         };
         let of_pod = |uid: &PodUid| pods.get(uid)?.request.as_ref().ok();
         for (uid, held) in self.holders() {
@@ -427,13 +427,13 @@ impl Node {
     }
 
     /// What the node is to decisions about many nodes, without `held` devices (by pool) that pods are about to get.
-    pub(super) fn standing(&self, held: &[DeviceSet]) -> Standing {
+    pub(super) fn standing(&self, held: &[DeviceSet]) -> NodeState {
         match (&self.inventory, &self.advertised) {
             (Some(inventory), _) => {
-                Standing::Ours(self.class(inventory, held, |pool, set| pool.shape.canonical(&set)))
+                NodeState::Ours(self.class(inventory, held, |pool, set| pool.shape.canonical(&set)))
             }
-            (None, Some(advertised)) => Standing::Foreign { advertised: advertised.clone() },
-            (None, None) => Standing::Gone,
+            (None, Some(advertised)) => NodeState::Foreign { advertised: advertised.clone() },
+            (None, None) => NodeState::Gone,
         }
     }
 
@@ -593,7 +593,7 @@ impl Node {
                 others.add(&pool.taken(resource, ids));
             }
             // The pod may be there already, with a plugin that is faster than the pod watch.
-            let own = |held: &Held| held.is_of(&target.uid, &target.namespace, &target.name);
+            let own = |held: &ReportedHolder| held.is_of(&target.uid, &target.namespace, &target.name);
             let holders = inventory.holders.iter();
             for held in holders.filter(|held| held.pool == index && !own(held)) {
                 others.add(&held.devices);

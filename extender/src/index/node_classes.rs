@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use gantry_planner::snapshot::{ClassIx, Standing};
+use gantry_planner::snapshot::{ClassIx, NodeState};
 
 /// The classes in use, and some that were in use.
 #[derive(Debug)]
 pub(super) struct NodeClasses {
-    list: Arc<Vec<Arc<Standing>>>,
-    numbers: HashMap<Arc<Standing>, ClassIx>,
+    list: Arc<Vec<Arc<NodeState>>>,
+    numbers: HashMap<Arc<NodeState>, ClassIx>,
 }
 
 impl NodeClasses {
@@ -18,12 +18,12 @@ impl NodeClasses {
 
     pub(super) fn new() -> Self {
         let mut classes = Self { list: Arc::default(), numbers: HashMap::new() };
-        classes.of(Standing::Gone);
+        classes.of(NodeState::Gone);
         classes
     }
 
     /// The number of a class, a new one if it is new.
-    pub(super) fn of(&mut self, standing: Standing) -> ClassIx {
+    pub(super) fn of(&mut self, standing: NodeState) -> ClassIx {
         if let Some(known) = self.numbers.get(&standing) {
             return *known;
         }
@@ -37,10 +37,10 @@ impl NodeClasses {
     /// Whether the nodes of a class have no inventory.
     pub(super) fn is_foreign(&self, class: ClassIx) -> bool {
         let standing = self.list.get(class.0 as usize);
-        standing.is_some_and(|standing| matches!(**standing, Standing::Foreign { .. }))
+        standing.is_some_and(|standing| matches!(**standing, NodeState::Foreign { .. }))
     }
 
-    pub(super) fn shared(&self) -> Arc<Vec<Arc<Standing>>> {
+    pub(super) fn shared(&self) -> Arc<Vec<Arc<NodeState>>> {
         Arc::clone(&self.list)
     }
 

@@ -12,15 +12,15 @@ use gantry_gang::{Fabric, Levels, Needs, NodeFacts, Resources};
 use super::affinity_index::AffinityIndex;
 use super::node_table::Renumbering;
 use super::term_labels::TermLabels;
-use crate::pod::{OtherPod, PodFacts, PodProfile, Shared};
-use gantry_planner::input::{PlacementRules, Room};
+use crate::pod::{Interner, OtherPod, PodFacts, PodProfile};
+use gantry_planner::input::{NodeResources, PlacementRules};
 use gantry_planner::snapshot::NodeIx;
 
 /// The resources of nodes besides devices, and the pods that use them.
 #[derive(Debug, Default)]
 pub(super) struct NodeResourcesTable {
     /// By number of node.
-    nodes: Vec<Room>,
+    nodes: Vec<NodeResources>,
     /// How many pods are on each node, by its number.
     counts: Vec<u32>,
     fabric: Fabric,
@@ -29,7 +29,7 @@ pub(super) struct NodeResourcesTable {
     pods: HashMap<PodUid, PodRecord>,
     affinity: AffinityIndex,
     term_labels: TermLabels,
-    needs: Shared<Needs>,
+    needs: Interner<Needs>,
     /// Nodes on which more fits now.
     gained: BTreeSet<NodeIx>,
     /// Grows whenever a pod with watched resources comes or goes.
@@ -153,22 +153,22 @@ impl NodeResourcesTable {
         self.fabric_is_stale = true;
     }
 
-    fn node(&mut self, node: NodeIx) -> &mut Room {
+    fn node(&mut self, node: NodeIx) -> &mut NodeResources {
         let index = node.0 as usize;
         if self.nodes.len() <= index {
-            self.nodes.resize_with(index + 1, Room::default);
+            self.nodes.resize_with(index + 1, NodeResources::default);
             self.counts.resize(index + 1, 0);
         }
         &mut self.nodes[index]
     }
 
     /// The resources of nodes by number, as of the last publication but for reservations since.
-    pub(super) fn nodes(&self) -> &[Room] {
+    pub(super) fn nodes(&self) -> &[NodeResources] {
         &self.nodes
     }
 
     /// The resources of a node.
-    pub(super) fn get(&self, node: NodeIx) -> Option<&Room> {
+    pub(super) fn get(&self, node: NodeIx) -> Option<&NodeResources> {
         self.nodes.get(node.0 as usize)
     }
 

@@ -14,10 +14,10 @@ use super::occupancy::{ExpiredBind, Occupancy};
 use super::pod_store::PodStore;
 use crate::ledger::FaultKind;
 use crate::pod::PodFacts;
-use crate::watched::Watched;
+use crate::watched::WatchedResources;
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::inventory::Inventory;
-use gantry_planner::snapshot::{ClassIx, Names, NodeIx, Snapshot, Standing};
+use gantry_planner::snapshot::{ClassIx, Names, NodeIx, NodeState, Snapshot};
 
 /// Numbers of deleted nodes that are kept before they are given up.
 const KEPT_NUMBERS: usize = 256;
@@ -67,7 +67,7 @@ pub(super) struct InventoryChange {
 }
 
 impl NodeTable {
-    pub(super) fn new(watched: &Watched) -> Self {
+    pub(super) fn new(watched: &WatchedResources) -> Self {
         Self {
             names: Arc::default(),
             nodes: Vec::new(),
@@ -257,7 +257,7 @@ impl NodeTable {
         }
         let standing = entry.standing(held);
         let class = self.class_of.get_mut(node.0 as usize)?;
-        let is_foreign = matches!(standing, Standing::Foreign { .. });
+        let is_foreign = matches!(standing, NodeState::Foreign { .. });
         let became_foreign = is_foreign && !self.classes.is_foreign(*class);
         let now_of = self.classes.of(standing);
         self.changed |= *class != now_of;

@@ -20,10 +20,10 @@ use crate::bounded::{self, Identity, ReadError};
 use crate::metadata;
 use crate::object_memory;
 use crate::partial_object::PartialObject;
-use crate::pod::{self, Words};
-use crate::watch::stream::Streamed;
-use crate::watched::Watched;
-use gantry_planner::inventory::{CordonedGpu, Device, GpuXid, Held, Inventory, Pool};
+use crate::pod::{self, TextInterner};
+use crate::watch::stream::StreamedObject;
+use crate::watched::WatchedResources;
+use gantry_planner::inventory::{CordonedGpu, Device, GpuXid, Inventory, Pool, ReportedHolder};
 use gantry_planner::kind::{Kind, Kinds, Sharing, Spot, Units};
 use gantry_planner::numa::{NumaCpus, NumaMemory, NumaNode};
 
@@ -32,7 +32,7 @@ const MAX_REASON: usize = 200;
 
 /// Parses a GpuNode. A malformed one is a node with an inventory that serves nothing: it must not block the others, nor
 /// must its GPUs be handed out without a ledger.
-pub fn inventory(watched: &Watched, node: PartialGpuNode, kinds: &mut Kinds) -> Option<Inventory> {
+pub fn inventory(watched: &WatchedResources, node: PartialGpuNode, kinds: &mut Kinds) -> Option<Inventory> {
     let cordons = Cordons::of(node.metadata.annotations.as_ref());
     let name = node.metadata.name.unwrap_or_default();
     let spec: Result<GpuNodeSpec, _> = read_part(&node.spec);
@@ -58,7 +58,7 @@ pub fn inventory(watched: &Watched, node: PartialGpuNode, kinds: &mut Kinds) -> 
 }
 
 fn account_for(
-    watched: &Watched,
+    watched: &WatchedResources,
     (machine, cordons): (&[Gpu], &Cordons),
     status: Option<&GpuNodeStatus>,
     kind: Arc<Kind>,
@@ -163,10 +163,10 @@ fn numa_node(gpu: &Gpu) -> Option<u32> {
 }
 
 /// The devices of a holder, by pool.
-fn held(pools: &[Pool], holder: &Holder) -> Vec<Held> {
+fn held(pools: &[Pool], holder: &Holder) -> Vec<ReportedHolder> {
     let of_pool = |(index, pool): (usize, &Pool)| {
         let devices = pool.taken(&holder.resource, &holder.devices);
-        (!devices.is_empty()).then(|| Held {
+        (!devices.is_empty()).then(|| ReportedHolder {
             namespace: holder.namespace.clone(),
             pod: holder.pod.clone(),
             uid: holder.uid.clone(),
@@ -314,14 +314,14 @@ impl kube::Resource for SlimNode {
     }
 }
 
-impl Streamed for SlimNode {
+impl StreamedObject for SlimNode {
     fn least(identity: Identity, _: &[u8]) -> Self {
         Self { metadata: identity.into(), ..Self::default() }
     }
 }
 
 /// What kubelet advertises of the watched resources, by name.
-pub fn advertised(watched: &Watched, node: &SlimNode) -> Vec<(ResourceName, u32)> {
+pub fn advertised(watched: &WatchedResources, node: &SlimNode) -> Vec<(ResourceName, u32)> {
     let allocatable = node.status.allocatable.iter();
     allocatable
         .filter(|(resource, _)| watched.covers(resource))
@@ -330,7 +330,7 @@ pub fn advertised(watched: &Watched, node: &SlimNode) -> Vec<(ResourceName, u32)
 }
 
 /// The labels, taints and resources of a node without devices.
-pub fn described(watched: &Watched, node: &SlimNode, words: &mut Words) -> NodeFacts {
+pub fn described(watched: &WatchedResources, node: &SlimNode, words: &mut TextInterner) -> NodeFacts {
     let mut allocatable = Resources::default();
     for (resource, written) in &node.status.allocatable {
         if !watched.covers(resource) {

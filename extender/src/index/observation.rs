@@ -12,7 +12,7 @@ use gantry_planner::inventory::{Inventory, Pool};
 use gantry_topology::machine::models;
 
 use super::facts::Facts;
-use super::inspection::Bound;
+use super::inspection::PodNode;
 use super::node::Node;
 use super::{GangViews, NodeIx};
 use crate::ledger::{Devices, Ledger};
@@ -47,12 +47,12 @@ pub struct NodeObservation {
     /// Its name.
     pub name: NodeName,
     /// `None`: no Gantry plugin publishes it.
-    published: Option<Published>,
+    published: Option<InventoryNode>,
 }
 
 /// What is known of a node with an inventory.
 #[derive(Debug)]
-struct Published {
+struct InventoryNode {
     inventory: Arc<Inventory>,
     ledger: Arc<Ledger>,
     facts: Option<Arc<NodeFacts>>,
@@ -75,7 +75,7 @@ pub struct PodObservation {
     /// The pod.
     pub pod: Arc<PodFacts>,
     /// Its node and devices, if it is bound.
-    pub bound: Option<Bound>,
+    pub bound: Option<PodNode>,
     /// Its gang.
     pub gang: Option<Arc<GangKey>>,
     /// Why it waits for its gang, if it does.
@@ -110,7 +110,7 @@ impl PodObservation {
     pub(super) fn of(facts: &Facts, gangs: GangViews<'_>, namespace: &str, name: &str) -> Option<Self> {
         let pod = Arc::clone(facts.pods.find(namespace, name)?);
         Some(Self {
-            bound: pod.node.as_ref().map(|node| Bound::of(facts, &pod, node)),
+            bound: pod.node.as_ref().map(|node| PodNode::of(facts, &pod, node)),
             gang: gangs.of_pod(&pod.uid).cloned(),
             waits: gangs.why_waits(&pod.uid),
             reserved_on: gangs.node_kept_for(&pod.uid).cloned(),
@@ -130,7 +130,7 @@ impl NodeObservation {
             let occupancy = node.occupancy();
             let binds = occupancy.binds().iter().filter(|bind| node.held_by(bind.uid()).is_none());
             let reservations = occupancy.gang_reservations().iter();
-            Published {
+            InventoryNode {
                 pods: ledger.pods.iter().map(|(uid, _)| holder(uid)).collect(),
                 binds: binds.filter_map(|bind| Some((holder(bind.uid())?, bind.devices().clone()))).collect(),
                 reservations: reservations
@@ -146,7 +146,8 @@ impl NodeObservation {
 
     /// The node as a map shows it, with its part of the fabric by `levels`; `None` if no Gantry plugin publishes it.
     pub fn to_map(&self, levels: &Levels) -> Option<NodeMap> {
-        let Published { inventory, ledger, facts, pods, binds, reservations } = self.published.as_ref()?;
+        let InventoryNode { inventory, ledger, facts, pods, binds, reservations } =
+            self.published.as_ref()?;
         let mut map = NodeMap::new(self.name.to_string(), Arc::clone(inventory.kind.machine()));
         map.model = models(inventory.models.iter().map(|model| &**model));
         map.not_ready = inventory.not_ready.as_deref().map(str::to_owned);

@@ -9,7 +9,7 @@ use gantry_api::PodUid;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::ShapeId;
 
-use super::reservations::{Outcome, Reserved};
+use super::reservations::{BindGrant, Outcome};
 use super::{QUARANTINE, QUARANTINE_AFTER_A_GAP, QUARANTINE_WITHOUT_TRUTH, UNSURE};
 use crate::ledger::Devices;
 use gantry_planner::request::NumaDemand;
@@ -30,7 +30,7 @@ pub(super) struct Occupancy {
 #[derive(Debug)]
 pub(super) struct BindReservation {
     uid: PodUid,
-    granted: Reserved,
+    granted: BindGrant,
     devices: Devices,
     numa: Vec<NumaDemand>,
     /// Calls in flight.
@@ -75,7 +75,7 @@ pub(super) struct GangReservation {
 
 impl BindReservation {
     /// A bind with its first call in flight.
-    pub(super) fn new(uid: PodUid, granted: Reserved, devices: Devices, numa: Vec<NumaDemand>) -> Self {
+    pub(super) fn new(uid: PodUid, granted: BindGrant, devices: Devices, numa: Vec<NumaDemand>) -> Self {
         Self { uid, granted, devices, numa, calls: 1, progress: Progress::Started }
     }
 
@@ -134,7 +134,7 @@ impl Occupancy {
     }
 
     /// One more call is in flight for a bind; its grant.
-    pub(super) fn repeat_bind(&mut self, uid: &PodUid) -> Option<Reserved> {
+    pub(super) fn repeat_bind(&mut self, uid: &PodUid) -> Option<BindGrant> {
         let bind = self.binds.iter_mut().find(|bind| bind.uid == *uid)?;
         bind.calls += 1;
         Some(bind.granted.clone())

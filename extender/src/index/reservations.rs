@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::placement::{Compared, GangPlacement};
+use gantry_api::placement::{ComparedNodes, GangPlacement};
 use gantry_api::{Grant, GrantError, NodeName, Placement, PodUid};
-use gantry_gang::protocol::Withheld;
+use gantry_gang::protocol::WithheldReason;
 
 use super::holds::Holds;
 use super::node::Node;
@@ -39,7 +39,7 @@ pub struct Target {
 
 /// What a bind may write.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Reserved {
+pub enum BindGrant {
     /// The pod is on that node already: an earlier bind has done it.
     AlreadyBound,
     /// No grant: the pod asks for no managed resource, or Gantry does not manage the node.
@@ -199,7 +199,7 @@ impl Reservations {
     }
 
     /// Records the nodes among which that of a pod's hold was chosen.
-    pub(super) fn record_compared(&mut self, uid: &PodUid, compared: Compared) {
+    pub(super) fn record_compared(&mut self, uid: &PodUid, compared: ComparedNodes) {
         self.holds.record_compared(uid, compared);
     }
 
@@ -232,10 +232,13 @@ impl Reservations {
         nodes: &mut NodeTable,
         node: NodeIx,
         target: &Target,
-    ) -> Result<Option<Reserved>, BindError> {
+    ) -> Result<Option<BindGrant>, BindError> {
         let entry = nodes.get(node).ok_or_else(|| BindError::no_such_node(target))?;
         if let Some(reason) = entry.not_ready() {
-            return Err(BindError::not_free(target, Withheld::ByPlugin(Arc::clone(reason)).to_string()));
+            return Err(BindError::not_free(
+                target,
+                WithheldReason::ByPlugin(Arc::clone(reason)).to_string(),
+            ));
         }
         Self::still_granted(entry, target)?;
         let occupancy = nodes.occupancy_mut(node);
@@ -299,14 +302,14 @@ impl Reservations {
         request: &Request,
         layouts: &[Layout],
         gang: Option<GangPlacement>,
-    ) -> Result<Reserved, BindError> {
+    ) -> Result<BindGrant, BindError> {
         self.plans += 1;
         let plan = format!("{}-{}", self.run, self.plans);
         let (annotation, devices) = write_grant(nodes.get(node), target, request, layouts, &plan)?;
         let compared = self.holds.compared(&target.uid, node).cloned();
         let placement = Placement::new(explain(nodes.get(node), request, layouts), compared);
         let placement = Arc::new(placement.of_gang(gang));
-        let granted = Reserved::Grant { plan, annotation, placement };
+        let granted = BindGrant::Grant { plan, annotation, placement };
         if let Some(occupancy) = nodes.occupancy_mut(node) {
             let (uid, numa) = (target.uid.clone(), request.numa().to_vec());
             occupancy.begin_bind(BindReservation::new(uid, granted.clone(), devices, numa));

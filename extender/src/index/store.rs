@@ -11,15 +11,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use gantry_gang::GangKey;
-use gantry_gang::protocol::Now;
+use gantry_gang::protocol::Moment;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::verbs::FollowUp;
-use super::{BindError, BindStep, Index, ReadPod, SchedulingCall, Target, Undecided};
+use super::{BindError, BindStep, Index, ReadPod, SchedulingCall, Target, UnavailableReason};
 use crate::object_memory::ObjectMemory;
 use crate::wire::{CandidateNodes, Offer};
-use gantry_planner::decide::{self, Filtered};
+use gantry_planner::decide::{self, FilterVerdict};
 use gantry_planner::snapshot::Snapshot;
 
 /// Gangs planned at the end of one step. The others are planned right after it, so that no caller waits for all of
@@ -29,7 +29,7 @@ const PLANS: usize = 2;
 const TIMES: usize = 4096;
 
 /// Returns the current time.
-pub type Clock = Box<dyn Fn() -> Now + Send + Sync>;
+pub type Clock = Box<dyn Fn() -> Moment + Send + Sync>;
 
 /// The shared index.
 pub struct Store {
@@ -53,9 +53,9 @@ impl fmt::Debug for Store {
 }
 
 /// The time of this machine.
-pub fn system_clock() -> Now {
+pub fn system_clock() -> Moment {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Now { at: gantry_runtime::now(), unix: i64::try_from(since.as_secs()).unwrap_or(i64::MAX) }
+    Moment { at: gantry_runtime::now(), unix: i64::try_from(since.as_secs()).unwrap_or(i64::MAX) }
 }
 
 impl Store {
@@ -111,12 +111,12 @@ impl Store {
     /// Answers filter for a pod.
     ///
     /// # Errors
-    /// See [`Undecided`].
+    /// See [`UnavailableReason`].
     pub fn filter(
         &self,
         call: &SchedulingCall<'_>,
         candidates: &CandidateNodes<'_>,
-    ) -> Result<Filtered, Undecided> {
+    ) -> Result<FilterVerdict, UnavailableReason> {
         let nodes = decide::locate(call.snapshot, candidates);
         self.step(|index| index.filter(call, candidates, &nodes))
     }
@@ -124,12 +124,12 @@ impl Store {
     /// Answers prioritize for a pod: the position of the best candidate, if there is one.
     ///
     /// # Errors
-    /// See [`Undecided`].
+    /// See [`UnavailableReason`].
     pub fn prioritize(
         &self,
         call: &SchedulingCall<'_>,
         candidates: &CandidateNodes<'_>,
-    ) -> Result<Option<u32>, Undecided> {
+    ) -> Result<Option<u32>, UnavailableReason> {
         let nodes = decide::locate(call.snapshot, candidates);
         self.step(|index| index.prioritize(call, candidates, &nodes))
     }
@@ -137,8 +137,12 @@ impl Store {
     /// Answers preempt for a pod: the nodes that help it, each with its victims.
     ///
     /// # Errors
-    /// See [`Undecided`].
-    pub fn preempt(&self, call: &SchedulingCall<'_>, offers: Vec<Offer>) -> Result<Vec<Offer>, Undecided> {
+    /// See [`UnavailableReason`].
+    pub fn preempt(
+        &self,
+        call: &SchedulingCall<'_>,
+        offers: Vec<Offer>,
+    ) -> Result<Vec<Offer>, UnavailableReason> {
         self.step(|index| index.preempt_single(call, offers))
     }
 
@@ -152,7 +156,7 @@ impl Store {
     }
 
     /// One step of a verb, under one lock. Leadership and the lists may have changed since the caller checked them.
-    fn step<R>(&self, step: impl FnOnce(&mut Index) -> (R, FollowUp)) -> Result<R, Undecided> {
+    fn step<R>(&self, step: impl FnOnce(&mut Index) -> (R, FollowUp)) -> Result<R, UnavailableReason> {
         let mut index = self.lock();
         index.decides()?;
         index.at((self.clock)());

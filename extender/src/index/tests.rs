@@ -12,7 +12,7 @@ use crate::fixtures::{
     Cluster, bound, bridged, cut_node, gpu_node, holder, pod, pod_of, publish, quarantined, request,
     request_of, set, shared_node, target,
 };
-use crate::index::{BindError, Outcome, Reserved, Source, UnschedulablePod};
+use crate::index::{BindError, BindGrant, Outcome, Source, UnschedulablePod};
 use gantry_planner::decide::{ForeignNodes, Options};
 use serde_json::json;
 
@@ -22,7 +22,7 @@ fn one_node() -> Cluster {
     cluster
 }
 
-fn reserve(cluster: &Cluster, pod: &str) -> Result<Reserved, BindError> {
+fn reserve(cluster: &Cluster, pod: &str) -> Result<BindGrant, BindError> {
     cluster.store.update(|index| index.reserve(&target(pod, "n"), None))
 }
 
@@ -32,8 +32,8 @@ fn finish(cluster: &Cluster, pod: &str, outcome: Outcome) {
 }
 
 /// The GPUs of a reservation's grant.
-fn granted(reserved: &Reserved) -> String {
-    let Reserved::Grant { annotation, .. } = reserved else {
+fn granted(reserved: &BindGrant) -> String {
+    let BindGrant::Grant { annotation, .. } = reserved else {
         panic!("{reserved:?}");
     };
     let grant: gantry_api::Grant = serde_json::from_str(annotation).unwrap();
@@ -59,7 +59,7 @@ fn a_resource_of_others_that_counts_bytes_is_in_nobodys_way() {
     let mut asking = pod("a", 2);
     asking["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = "16Gi".into();
     cluster.pod(&asking);
-    let Reserved::Grant { annotation, .. } = reserve(&cluster, "a").unwrap() else {
+    let BindGrant::Grant { annotation, .. } = reserve(&cluster, "a").unwrap() else {
         panic!("nothing is granted");
     };
     finish(&cluster, "a", Outcome::Bound);

@@ -4,20 +4,20 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::placement::Compared;
+use gantry_api::placement::ComparedNodes;
 use gantry_api::{NodeName, PodUid};
 use gantry_gang::protocol::{Answer, Arrival, Assignment, BindEnd, GangEvent};
 
 use super::activation::{self, Activation};
 use super::gangs::{available, layouts_within};
-use super::reservations::{BindError, Reservations, Reserved, Target};
+use super::reservations::{BindError, BindGrant, Reservations, Target};
 use super::unschedulable_queue::{InsufficientPod, UnschedulablePod, is_gated_by_us};
 use super::victim_search::VictimSearch;
-use super::{Awaited, Belongs, Called, Index};
+use super::{ActivatedMember, AwaitedGang, Index, MembershipState};
 use crate::object_memory::Refusal;
 use crate::pod::PodFacts;
 use crate::wire::{CandidateNodes, Offer};
-use gantry_planner::decide::{self, Candidates as _, Filtered, ForeignNodes, Options};
+use gantry_planner::decide::{self, Candidates as _, FilterVerdict, ForeignNodes, Options};
 use gantry_planner::request::Request;
 use gantry_planner::snapshot::{NodeIx, Snapshot};
 
@@ -63,7 +63,7 @@ pub(super) enum FollowUp {
 
 /// Why the index answers no verb now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Undecided {
+pub enum UnavailableReason {
     /// Another replica leads.
     #[error("this extender no longer leads; try again")]
     Follower,
@@ -76,11 +76,11 @@ pub enum Undecided {
 #[derive(Debug, Clone, PartialEq)]
 pub enum BindStep {
     /// The pod belongs to no gang, and this is reserved for it.
-    Single(Reserved),
+    Single(BindGrant),
     /// Its gang is decided, and this is reserved for it. From here on only forward.
-    Member(Reserved),
+    Member(BindGrant),
     /// It waits for its gang: call again when the gang changes.
-    Wait(Awaited),
+    Wait(AwaitedGang),
 }
 
 /// A pod that was read from the API server because the watch has not shown it yet.
@@ -96,12 +96,12 @@ impl Index {
     /// Whether verbs are answered.
     ///
     /// # Errors
-    /// See [`Undecided`]. Gangs are not known then, and a member must not be taken for a single pod: kube-scheduler would
+    /// See [`UnavailableReason`]. Gangs are not known then, and a member must not be taken for a single pod: kube-scheduler would
     /// place it alone, or delete members of other gangs for it.
-    pub(super) fn decides(&self) -> Result<(), Undecided> {
+    pub(super) fn decides(&self) -> Result<(), UnavailableReason> {
         match (self.is_leading(), self.facts.lists.is_synced()) {
-            (false, _) => Err(Undecided::Follower),
-            (true, false) => Err(Undecided::Cold),
+            (false, _) => Err(UnavailableReason::Follower),
+            (true, false) => Err(UnavailableReason::Cold),
             (true, true) => Ok(()),
         }
     }
@@ -112,12 +112,15 @@ impl Index {
         call: &SchedulingCall<'_>,
         candidates: &CandidateNodes<'_>,
         nodes: &[Option<NodeIx>],
-    ) -> (Filtered, FollowUp) {
+    ) -> (FilterVerdict, FollowUp) {
         let mut read = None;
         if !call.uid.is_empty() {
             let pod = self.read_unknown(call);
             if let Some(refusal) = pod.refusal {
-                return (Filtered::all_refused(candidates.len(), refusal.to_string()), FollowUp::Nothing);
+                return (
+                    FilterVerdict::all_refused(candidates.len(), refusal.to_string()),
+                    FollowUp::Nothing,
+                );
             }
             read = pod.facts;
         }
@@ -130,7 +133,10 @@ impl Index {
                 Answer::Single => {}
                 Answer::Node(node) => return (only(candidates, &node), follow_up),
                 Answer::Wait(why) => {
-                    return (Filtered::all_refused(candidates.len(), why.message.to_string()), follow_up);
+                    return (
+                        FilterVerdict::all_refused(candidates.len(), why.message.to_string()),
+                        follow_up,
+                    );
                 }
             }
         }
@@ -165,7 +171,7 @@ impl Index {
         &mut self,
         call: &SchedulingCall<'_>,
         candidates: &CandidateNodes<'_>,
-        answer: &Filtered,
+        answer: &FilterVerdict,
     ) -> FollowUp {
         let uid = PodUid::from(call.uid);
         match answer.passed[..] {
@@ -182,7 +188,7 @@ impl Index {
             }
             // kube-scheduler does not call prioritize for a single node.
             [only] => {
-                let compared = Compared { nodes: 1, others: Vec::new() };
+                let compared = ComparedNodes { nodes: 1, others: Vec::new() };
                 self.hold_for(&uid, &call.request, candidates.name(only as usize), compared);
                 FollowUp::Publish
             }
@@ -320,7 +326,7 @@ impl Index {
                     self.gangs.may_move(&self.facts, &target.uid, BindEnd::NotSent);
                     match error {
                         // The pod that had the devices is still ending, or its end is not certain yet.
-                        BindError::NotFree { .. } => Ok(BindStep::Wait(Awaited {
+                        BindError::NotFree { .. } => Ok(BindStep::Wait(AwaitedGang {
                             gang: placed.gang,
                             why: Some(error.to_string().into()),
                         })),
@@ -332,12 +338,12 @@ impl Index {
     }
 
     /// Grants exactly the devices of a reservation to the bind of its member.
-    fn reserve_for_member(&mut self, target: &Target, placed: &Assignment) -> Result<Reserved, BindError> {
+    fn reserve_for_member(&mut self, target: &Target, placed: &Assignment) -> Result<BindGrant, BindError> {
         let reported = self.gangs.reported(&target.uid);
         let request = reported.and_then(|pod| pod.request.clone().ok());
         let request = self.facts.check_pod(target, request)?;
         let Some(request) = request.map(|request| request.of(&self.facts.nodes.resources().managed())) else {
-            return Ok(Reserved::AlreadyBound);
+            return Ok(BindGrant::AlreadyBound);
         };
         let node = self.node_for(target)?;
         if let Some(repeated) = Reservations::repeat(&mut self.facts.nodes, node, target)? {
@@ -381,7 +387,7 @@ impl Index {
     }
 
     /// Whether a pod belongs to a gang.
-    pub fn belongs(&self, uid: &str) -> Belongs {
+    pub fn belongs(&self, uid: &str) -> MembershipState {
         self.gangs.belongs(&self.facts, uid)
     }
 
@@ -392,7 +398,7 @@ impl Index {
     }
 
     /// How to activate a member; `None` if it is deleted or bound, or belongs to no gang any more.
-    pub fn called(&self, uid: &PodUid) -> Option<Called> {
+    pub fn called(&self, uid: &PodUid) -> Option<ActivatedMember> {
         self.gangs.called(&self.facts, uid)
     }
 
@@ -402,7 +408,7 @@ impl Index {
     }
 
     /// Takes members to activate, at most `limit`, one gang after the other.
-    pub fn take_called(&mut self, limit: usize) -> Vec<(PodUid, Called)> {
+    pub fn take_called(&mut self, limit: usize) -> Vec<(PodUid, ActivatedMember)> {
         self.gangs.take_called(&self.facts, limit)
     }
 
@@ -453,17 +459,17 @@ impl Index {
     /// Reads the pod from the call if the watch has not shown it yet.
     fn read_unknown(&self, call: &SchedulingCall<'_>) -> CalledPod {
         match self.belongs(call.uid) {
-            Belongs::Unknown => (call.read_pod)(),
-            Belongs::Single | Belongs::Gang => CalledPod::default(),
+            MembershipState::Unknown => (call.read_pod)(),
+            MembershipState::Single | MembershipState::Gang => CalledPod::default(),
         }
     }
 
     /// Whether a pod belongs to a gang. `read` is the pod where the watch has not shown it yet.
     fn is_member(&mut self, call: &SchedulingCall<'_>, read: Option<PodFacts>) -> (bool, FollowUp) {
         match self.belongs(call.uid) {
-            Belongs::Single => (false, FollowUp::Nothing),
-            Belongs::Gang => (true, FollowUp::Nothing),
-            Belongs::Unknown => match read.filter(|pod| pod.membership.is_some()) {
+            MembershipState::Single => (false, FollowUp::Nothing),
+            MembershipState::Gang => (true, FollowUp::Nothing),
+            MembershipState::Unknown => match read.filter(|pod| pod.membership.is_some()) {
                 Some(pod) => {
                     self.observe_called(pod);
                     (true, FollowUp::Plan)
@@ -473,7 +479,7 @@ impl Index {
         }
     }
 
-    fn hold_for(&mut self, uid: &PodUid, request: &Arc<Request>, node: &str, compared: Compared) {
+    fn hold_for(&mut self, uid: &PodUid, request: &Arc<Request>, node: &str, compared: ComparedNodes) {
         self.facts.unschedulable.remove(uid);
         self.hold(self.facts.clock.now().at, uid, request, node);
         self.facts.reservations.record_compared(uid, compared);
@@ -497,18 +503,22 @@ impl Index {
     ///
     /// # Errors
     /// See [`BindError`]; then nothing is reserved.
-    pub fn reserve(&mut self, target: &Target, request: Option<Arc<Request>>) -> Result<Reserved, BindError> {
+    pub fn reserve(
+        &mut self,
+        target: &Target,
+        request: Option<Arc<Request>>,
+    ) -> Result<BindGrant, BindError> {
         let request = self.facts.check_pod(target, request)?;
         let Some(request) = request.map(|request| request.of(&self.facts.nodes.resources().managed())) else {
-            return Ok(Reserved::AlreadyBound);
+            return Ok(BindGrant::AlreadyBound);
         };
         let node = self.node_for(target)?;
         if request.is_empty() {
-            return Ok(Reserved::Plain);
+            return Ok(BindGrant::Plain);
         }
         if !self.facts.nodes.has_inventory(node) {
             return match self.facts.options.foreign {
-                ForeignNodes::Allow => Ok(Reserved::Plain),
+                ForeignNodes::Allow => Ok(BindGrant::Plain),
                 ForeignNodes::Refuse => Err(BindError::ForeignNode(target.node.clone())),
             };
         }
@@ -621,7 +631,7 @@ fn filter_single(
     snapshot: &Snapshot,
     candidates: &CandidateNodes<'_>,
     nodes: &[Option<NodeIx>],
-) -> Filtered {
+) -> FilterVerdict {
     let SchedulingCall { priority, request, .. } = call;
     let mut answer = decide::filter(snapshot, options, request, candidates, nodes);
     if let Some(kept) = &snapshot.kept
@@ -636,10 +646,10 @@ fn filter_single(
 }
 
 /// One node and no other. The others need no reason: kube-scheduler does not report them then.
-fn only(candidates: &CandidateNodes<'_>, node: &NodeName) -> Filtered {
+fn only(candidates: &CandidateNodes<'_>, node: &NodeName) -> FilterVerdict {
     match position(candidates, node) {
-        Some(position) => Filtered { passed: vec![position], ..Filtered::default() },
-        None => Filtered::all_refused(
+        Some(position) => FilterVerdict { passed: vec![position], ..FilterVerdict::default() },
+        None => FilterVerdict::all_refused(
             candidates.len(),
             "its gang's reservation is on a node that was not offered".to_owned(),
         ),

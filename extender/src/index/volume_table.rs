@@ -9,7 +9,7 @@ use gantry_gang::needs::NodeTerm;
 use crate::pod::PodFacts;
 
 /// Namespace and name.
-pub(super) type Claim = (Arc<str>, Arc<str>);
+pub(super) type ClaimKey = (Arc<str>, Arc<str>);
 /// A node can reach a volume if one of these terms holds.
 pub(super) type Reach = Arc<Vec<NodeTerm>>;
 
@@ -35,7 +35,7 @@ pub struct Volume {
 /// Claims, and the volumes that not every node can reach.
 #[derive(Debug, Default)]
 pub(super) struct VolumeTable {
-    claims: HashMap<Claim, VolumeClaim>,
+    claims: HashMap<ClaimKey, VolumeClaim>,
     reach: HashMap<Arc<str>, Reach>,
     /// Free local volumes by class.
     free: HashMap<Arc<str>, BTreeMap<Arc<str>, Reach>>,
@@ -77,14 +77,14 @@ impl VolumeTable {
     }
 
     /// All claims, each with what is known of it.
-    pub(super) fn set_claims(&mut self, claims: impl IntoIterator<Item = (Claim, Option<VolumeClaim>)>) {
+    pub(super) fn set_claims(&mut self, claims: impl IntoIterator<Item = (ClaimKey, Option<VolumeClaim>)>) {
         let claims = claims.into_iter();
         self.claims = claims.filter_map(|(claim, volume)| Some((claim, volume?))).collect();
         self.changed = true;
     }
 
     /// A claim is bound, waits, or is gone.
-    pub(super) fn set_claim(&mut self, claim: Claim, volume: Option<VolumeClaim>) {
+    pub(super) fn set_claim(&mut self, claim: ClaimKey, volume: Option<VolumeClaim>) {
         self.changed |= self.claims.get(&claim) != volume.as_ref();
         match volume {
             Some(volume) => self.claims.insert(claim, volume),
@@ -158,7 +158,7 @@ mod tests {
 
     use super::*;
     use crate::fixtures::{Cluster, bound, bridged, member, target};
-    use crate::index::{BindStep, Outcome, Reserved};
+    use crate::index::{BindGrant, BindStep, Outcome};
     use gantry_planner::decide::Options;
 
     fn only_on(node: &str) -> Option<Reach> {
@@ -183,7 +183,7 @@ mod tests {
         Some(VolumeClaim::Bound(volume.into()))
     }
 
-    fn claim(name: &str) -> Claim {
+    fn claim(name: &str) -> ClaimKey {
         ("default".into(), name.into())
     }
 
@@ -316,7 +316,7 @@ mod tests {
             }
         }
         places.map(|(pod, node)| {
-            let BindStep::Member(Reserved::Grant { annotation, .. }) = admit((pod, node)) else {
+            let BindStep::Member(BindGrant::Grant { annotation, .. }) = admit((pod, node)) else {
                 panic!("{pod} has no place");
             };
             let now = cluster.now();

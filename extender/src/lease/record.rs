@@ -31,7 +31,7 @@ pub struct Settings {
 
 /// The Lease as last read or written.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct ObservedLease {
     lease: Lease,
     /// When the last write of its holder was observed.
     since: Instant,
@@ -57,7 +57,7 @@ pub(super) enum Renewal {
     Yield(Lease),
 }
 
-impl Seen {
+impl ObservedLease {
     /// `lease` as read or written now, after `before`.
     pub(super) fn new(lease: Lease, before: Option<Self>, now: Instant) -> Self {
         // A request of another replica changes the object, but is no renewal by its holder.
@@ -115,7 +115,7 @@ impl Settings {
     }
 
     /// What a standby replica does. `called`: kube-scheduler keeps calling it.
-    pub(super) fn intent(&self, seen: &Seen, called: bool, now: Instant) -> Intent {
+    pub(super) fn intent(&self, seen: &ObservedLease, called: bool, now: Instant) -> Intent {
         let quiet = now.saturating_duration_since(seen.since);
         let duration = seen.duration().unwrap_or(self.duration).max(self.duration);
         let holder = seen.holder();
@@ -131,7 +131,7 @@ impl Settings {
     }
 
     /// What the leader does. `called`: kube-scheduler calls it.
-    pub(super) fn renewal(&self, seen: &Seen, called: bool) -> Renewal {
+    pub(super) fn renewal(&self, seen: &ObservedLease, called: bool) -> Renewal {
         match seen.called().filter(|other| *other != self.identity) {
             Some(other) if !called => Renewal::Yield(self.with(seen, released, Some(other.to_owned()))),
             _ => Renewal::Renew(self.kept(seen)),
@@ -139,7 +139,7 @@ impl Settings {
     }
 
     /// The Lease, released.
-    pub(super) fn released(&self, seen: &Seen) -> Lease {
+    pub(super) fn released(&self, seen: &ObservedLease) -> Lease {
         self.with(seen, released, None)
     }
 
@@ -160,7 +160,7 @@ impl Settings {
     }
 
     /// The Lease as this process takes or keeps it.
-    fn kept(&self, seen: &Seen) -> Lease {
+    fn kept(&self, seen: &ObservedLease) -> Lease {
         let mut lease = self.with(seen, |spec| *spec = self.held(spec), None);
         let annotations = lease.metadata.annotations.get_or_insert_default();
         annotations.insert(SETTINGS_ANNOTATION.to_owned(), self.published.clone());
@@ -168,7 +168,12 @@ impl Settings {
     }
 
     /// The Lease as observed, with another spec. Its version makes the write fail if it has changed since.
-    fn with(&self, seen: &Seen, change: impl FnOnce(&mut LeaseSpec), called: Option<String>) -> Lease {
+    fn with(
+        &self,
+        seen: &ObservedLease,
+        change: impl FnOnce(&mut LeaseSpec),
+        called: Option<String>,
+    ) -> Lease {
         let mut lease = seen.lease.clone();
         change(lease.spec.get_or_insert_default());
         let annotations = lease.metadata.annotations.get_or_insert_default();
@@ -215,12 +220,12 @@ mod tests {
         // Its clock is hours ahead: that is nothing to us.
         let ahead = jiff::Timestamp::now() + jiff::SignedDuration::from_hours(5);
         lease.spec.as_mut().unwrap().renew_time = Some(MicroTime(ahead));
-        let seen = Seen::new(lease.clone(), None, began);
+        let seen = ObservedLease::new(lease.clone(), None, began);
         assert_eq!(b.intent(&seen, false, after(began, 5)), Intent::Wait);
         // A question of a third is no sign of life.
         let mut asked = lease.clone();
         asked.metadata.resource_version = Some("2".into());
-        let seen = Seen::new(asked, Some(seen), after(began, 3));
+        let seen = ObservedLease::new(asked, Some(seen), after(began, 3));
         let Intent::Take(taken) = b.intent(&seen, false, after(began, 6)) else {
             panic!("it is free");
         };
@@ -231,7 +236,7 @@ mod tests {
         // A renewal is.
         let mut renewed = lease;
         renewed.spec.as_mut().unwrap().renew_time = Some(MicroTime(jiff::Timestamp::now()));
-        let seen = Seen::new(renewed, Some(seen), after(began, 5));
+        let seen = ObservedLease::new(renewed, Some(seen), after(began, 5));
         assert_eq!(b.intent(&seen, false, after(began, 6)), Intent::Wait);
     }
 
@@ -241,7 +246,7 @@ mod tests {
         let (a, b) = (settings("a"), settings("b"));
         let published =
             |lease: &Lease| lease.metadata.annotations.as_ref().unwrap()[SETTINGS_ANNOTATION].clone();
-        let seen = Seen::new(a.fresh(), None, began);
+        let seen = ObservedLease::new(a.fresh(), None, began);
         assert_eq!(published(&seen.lease), "of a");
         let Intent::Ask(asked) = b.intent(&seen, true, began) else {
             panic!("it is called");
@@ -254,7 +259,7 @@ mod tests {
         // Of an older release, which publishes nothing.
         let mut bare = a.fresh();
         bare.metadata.annotations = None;
-        let Renewal::Renew(renewed) = a.renewal(&Seen::new(bare, None, began), false) else {
+        let Renewal::Renew(renewed) = a.renewal(&ObservedLease::new(bare, None, began), false) else {
             panic!("it leads");
         };
         assert_eq!(published(&renewed), "of a");
@@ -264,7 +269,7 @@ mod tests {
     fn a_holder_that_asks_for_a_longer_lease_is_waited_for() {
         let began = Instant::now();
         let slow = Settings { duration: Duration::from_secs(60), ..settings("a") };
-        let seen = Seen::new(slow.fresh(), None, began);
+        let seen = ObservedLease::new(slow.fresh(), None, began);
         assert_eq!(settings("b").intent(&seen, false, after(began, 59)), Intent::Wait);
         let taken = settings("b").intent(&seen, false, after(began, 60));
         assert!(matches!(taken, Intent::Take(_)));
@@ -274,29 +279,29 @@ mod tests {
     fn leadership_goes_where_kube_scheduler_calls() {
         let began = Instant::now();
         let (a, b, c) = (settings("a"), settings("b"), settings("c"));
-        let seen = Seen::new(a.fresh(), None, began);
+        let seen = ObservedLease::new(a.fresh(), None, began);
         assert_eq!(b.intent(&seen, false, began), Intent::Wait);
         let Intent::Ask(asked) = b.intent(&seen, true, began) else {
             panic!("it is called");
         };
-        let asked = Seen::new(asked, Some(seen), began);
+        let asked = ObservedLease::new(asked, Some(seen), began);
         assert_eq!(asked.holder(), "a");
         assert_eq!(b.intent(&asked, true, began), Intent::Wait, "it asks once");
         // The leader is called too: it stays, and the question is answered.
         let Renewal::Renew(renewed) = a.renewal(&asked, true) else {
             panic!("it is called itself");
         };
-        assert_eq!(Seen::new(renewed, None, began).called(), None);
+        assert_eq!(ObservedLease::new(renewed, None, began).called(), None);
         let Renewal::Yield(yielded) = a.renewal(&asked, false) else {
             panic!("it is not called");
         };
-        let yielded = Seen::new(yielded, Some(asked), began);
+        let yielded = ObservedLease::new(yielded, Some(asked), began);
         assert_eq!(a.intent(&yielded, false, began), Intent::Wait, "it is for b");
         assert_eq!(c.intent(&yielded, false, began), Intent::Wait, "it is for b");
         let Intent::Take(taken) = b.intent(&yielded, true, began) else {
             panic!("it is for b");
         };
-        assert_eq!(Seen::new(taken, None, began).called(), None);
+        assert_eq!(ObservedLease::new(taken, None, began).called(), None);
         // If b has died meanwhile, the others do not wait for it for ever.
         assert!(matches!(c.intent(&yielded, false, after(began, 6)), Intent::Take(_)));
     }

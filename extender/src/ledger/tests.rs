@@ -239,7 +239,7 @@ fn a_gpu_node_that_contradicts_itself_gives_nothing_out() {
     cluster.inventory(&broken);
     let snapshot = cluster.store.snapshot();
     let standing = snapshot.standing(snapshot.find("n").unwrap());
-    assert!(matches!(standing, gantry_planner::snapshot::Standing::Ours(class) if class.pools.is_empty()));
+    assert!(matches!(standing, gantry_planner::snapshot::NodeState::Ours(class) if class.pools.is_empty()));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fixtures::{Cluster, bound, bridged, member, pod, target};
-use crate::index::{BindStep, Reserved};
+use crate::index::{BindGrant, BindStep};
 use gantry_planner::decide::Options;
 
 fn status(phase: GangPhase, since: Option<i64>, bound_at: Option<i64>) -> GangStatus {
@@ -20,7 +20,7 @@ fn status(phase: GangPhase, since: Option<i64>, bound_at: Option<i64>) -> GangSt
 
 fn page(metrics: &Metrics, cluster: &Cluster) -> String {
     let memory = cluster.store.memory();
-    let reading = cluster.store.read(|index| Reading::of(index, memory));
+    let reading = cluster.store.read(|index| GaugeReading::of(index, memory));
     metrics.page_of(&reading, None, true)
 }
 
@@ -169,7 +169,7 @@ fn idle_time_is_counted_by_cause_while_leading() {
     let start = Instant::now();
     let page = |after: u64, leads: bool| {
         let memory = cluster.store.memory();
-        let reading = cluster.store.read(|index| Reading::of(index, memory));
+        let reading = cluster.store.read(|index| GaugeReading::of(index, memory));
         metrics.page_at(start + Duration::from_secs(after), &reading, None, leads)
     };
     let model = bridged().gpus()[0].model.clone().unwrap_or_default();
@@ -211,7 +211,7 @@ fn idle_time_is_counted_by_cause_while_leading() {
 
 #[test]
 fn names_over_the_limit_are_counted_as_other() {
-    let mut admitted = Admitted::default();
+    let mut admitted = SeriesNames::default();
     let names: Vec<String> = (0..4).map(|name| admitted.name(&format!("team-{name}"), 2)).collect();
     assert_eq!(names, ["team-0", "team-1", "other", "other"]);
     assert_eq!((admitted.name("team-1", 2), admitted.name("", 2)), ("team-1".to_owned(), String::new()));
@@ -228,7 +228,7 @@ fn granted_sets_count_by_link_and_preference() {
     for (pod, name) in [(prefers, "prefers"), (wants_more, "wants-more"), (pod("one", 1), "one")] {
         cluster.pod(&pod);
         let step = cluster.store.bind(&target(name, "a"), None);
-        assert!(matches!(step, Ok(BindStep::Single(Reserved::Grant { .. }))), "{name}: {step:?}");
+        assert!(matches!(step, Ok(BindStep::Single(BindGrant::Grant { .. }))), "{name}: {step:?}");
     }
     let metrics = Metrics::new();
     let values = [

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::placement::Other;
+use gantry_api::placement::ComparedNode;
 use gantry_api::{DeviceId, NodeName, Placement, Reason, names};
 use gantry_runtime::chain;
 use k8s_openapi::api::core::v1::Pod;
@@ -55,7 +55,7 @@ struct PlacementReport {
     compared: Option<String>,
     others: Vec<String>,
     /// The same with the numbers that were compared.
-    values: Vec<Other>,
+    values: Vec<ComparedNode>,
     /// Where the gang of a member was placed, and why there.
     #[serde(skip_serializing_if = "Option::is_none")]
     gang: Option<String>,

@@ -12,7 +12,7 @@ use crate::fixtures::{
 use crate::index::Source;
 
 /// A page, and an API server that answers every read of a pod with this.
-fn serving_with(cluster: &Cluster, pod: Value) -> Arc<Serving> {
+fn serving_with(cluster: &Cluster, pod: Value) -> Arc<PageServer> {
     let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
         let pod = pod.to_string();
         async move { Ok::<_, Infallible>(http::Response::new(kube::client::Body::from(pod.into_bytes()))) }
@@ -32,14 +32,14 @@ fn serving_with(cluster: &Cluster, pod: Value) -> Arc<Serving> {
         hosts: vec!["gpus.example.com".to_owned()],
         run: "run".to_owned(),
     };
-    Serving::new(page, CancellationToken::new())
+    PageServer::new(page, CancellationToken::new())
 }
 
-fn serving(cluster: &Cluster) -> Arc<Serving> {
+fn serving(cluster: &Cluster) -> Arc<PageServer> {
     serving_with(cluster, Value::Null)
 }
 
-async fn request(serving: &Arc<Serving>, path: &str, host: &str) -> Response {
+async fn request(serving: &Arc<PageServer>, path: &str, host: &str) -> Response {
     let request = http::Request::get(path).header("host", host).body(Body::empty()).unwrap();
     serving.router().oneshot(request).await.unwrap()
 }
@@ -50,11 +50,11 @@ async fn text_of(response: Response) -> (u16, String) {
     (status, String::from_utf8(bytes.to_vec()).unwrap())
 }
 
-async fn get(serving: &Arc<Serving>, path: &str) -> (u16, String) {
+async fn get(serving: &Arc<PageServer>, path: &str) -> (u16, String) {
     text_of(request(serving, path, "127.0.0.1:8012").await).await
 }
 
-async fn read(serving: &Arc<Serving>, path: &str) -> Value {
+async fn read(serving: &Arc<PageServer>, path: &str) -> Value {
     let (status, text) = get(serving, path).await;
     assert_eq!(status, 200, "{path}: {text}");
     serde_json::from_str(&text).unwrap()

@@ -11,12 +11,12 @@ use gantry_gang::needs::{
 use gantry_gang::{Needs, Resources, TaintEffect};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::reader::Words;
+use super::reader::TextInterner;
 use super::slim::{
     SlimContainerStatus, SlimLabelSelector, SlimNodeTerm, SlimPodTerm, SlimRequirement, SlimSpec, SlimSpread,
     SlimStatus, SlimToleration,
 };
-use crate::watched::Watched;
+use crate::watched::WatchedResources;
 
 /// How resources begin that are claims of a device class (DRA): kube-scheduler allocates them, and no node lists them.
 const DEVICE_CLASS: &str = "deviceclass.resource.kubernetes.io/";
@@ -29,9 +29,9 @@ impl SlimSpec {
     pub(super) fn needs(
         &self,
         status: Option<&SlimStatus>,
-        watched: &Watched,
+        watched: &WatchedResources,
         metadata: &ObjectMeta,
-        words: &mut Words,
+        words: &mut TextInterner,
     ) -> Needs {
         let selector = self.node_selector.iter();
         let node = &self.affinity.node_affinity;
@@ -52,7 +52,7 @@ impl SlimSpec {
                 .collect(),
             tolerations: self.tolerations.iter().filter_map(|toleration| toleration.read(words)).collect(),
             apart_from: self.apart_from(words),
-            together_with: read_terms(&self.affinity.pod_affinity.required, Known::Whole, words),
+            together_with: read_terms(&self.affinity.pod_affinity.required, NamespaceCoverage::Whole, words),
             // Which those can be reached from is the index's to know.
             volumes: Vec::new(),
             spread: self
@@ -68,12 +68,12 @@ impl SlimSpec {
     }
 
     /// The pods it must not share a domain with.
-    pub(super) fn apart_from(&self, words: &mut Words) -> Vec<PodTerm> {
-        read_terms(&self.affinity.pod_anti_affinity.required, Known::Part, words)
+    pub(super) fn apart_from(&self, words: &mut TextInterner) -> Vec<PodTerm> {
+        read_terms(&self.affinity.pod_anti_affinity.required, NamespaceCoverage::Part, words)
     }
 
     /// Ports of the host that its containers and sidecars take.
-    pub(super) fn host_ports(&self, words: &mut Words) -> Vec<HostPort> {
+    pub(super) fn host_ports(&self, words: &mut TextInterner) -> Vec<HostPort> {
         let sidecars = self.init_containers.iter().filter(|container| container.is_sidecar());
         let ports = self
             .containers
@@ -94,7 +94,7 @@ impl SlimSpec {
     }
 
     /// The claims of its volumes, by name. Those made for the pod alone have its name and theirs.
-    pub(super) fn volume_claims(&self, pod: &str, words: &mut Words) -> Vec<Arc<str>> {
+    pub(super) fn volume_claims(&self, pod: &str, words: &mut TextInterner) -> Vec<Arc<str>> {
         let claims = self.volumes.iter().filter_map(|volume| {
             match (&volume.persistent_volume_claim, &volume.ephemeral) {
                 (Some(claim), _) => Some(words.of(&claim.claim_name)),
@@ -107,7 +107,7 @@ impl SlimSpec {
 
     /// What the pod takes of a node: max(init containers, sidecars + app containers), as they run one after another, the amount of the
     /// pod as a whole where it states one, and overhead.
-    pub(super) fn load(&self, status: Option<&SlimStatus>, watched: &Watched) -> Resources {
+    pub(super) fn load(&self, status: Option<&SlimStatus>, watched: &WatchedResources) -> Resources {
         let mut lasting = Resources::default();
         let mut peak = Resources::default();
         for init in &self.init_containers {
@@ -143,7 +143,7 @@ fn or<'a>(written: &'a str, default: &'a str) -> &'a str {
 }
 
 /// What a container asks for, or while it is being resized the most of that, of what the node has set aside for it, and of what it runs with.
-fn taken(container: &SlimContainer, status: Option<&SlimStatus>, watched: &Watched) -> Resources {
+fn taken(container: &SlimContainer, status: Option<&SlimStatus>, watched: &WatchedResources) -> Resources {
     let asked = amounts(container.resources.asked(), watched);
     let Some((status, own)) = status.and_then(|status| Some((status, status.of(&container.name)?))) else {
         return asked;
@@ -174,7 +174,7 @@ impl SlimStatus {
 /// Amounts as written, but for those of resources that are watched or no node's.
 fn amounts<N: AsRef<str>, W: AsRef<str>>(
     written: impl IntoIterator<Item = (N, W)>,
-    watched: &Watched,
+    watched: &WatchedResources,
 ) -> Resources {
     let mut amounts = Resources::default();
     for (name, written) in written {
@@ -187,7 +187,7 @@ fn amounts<N: AsRef<str>, W: AsRef<str>>(
 }
 
 impl SlimNodeTerm {
-    fn read(&self, words: &mut Words) -> NodeTerm {
+    fn read(&self, words: &mut TextInterner) -> NodeTerm {
         NodeTerm {
             labels: read_all(&self.match_expressions, words),
             names: read_all(&self.match_fields, words),
@@ -195,12 +195,12 @@ impl SlimNodeTerm {
     }
 }
 
-fn read_all(requirements: &[SlimRequirement], words: &mut Words) -> Vec<Requirement> {
+fn read_all(requirements: &[SlimRequirement], words: &mut TextInterner) -> Vec<Requirement> {
     requirements.iter().map(|requirement| requirement.read(words)).collect()
 }
 
 impl SlimRequirement {
-    fn read(&self, words: &mut Words) -> Requirement {
+    fn read(&self, words: &mut TextInterner) -> Requirement {
         requirement(&self.key, &self.operator, &self.values, words)
     }
 }
@@ -210,7 +210,7 @@ pub(crate) fn requirement<'v>(
     key: &str,
     operator: &str,
     values: impl IntoIterator<Item = &'v String>,
-    words: &mut Words,
+    words: &mut TextInterner,
 ) -> Requirement {
     let known = match operator {
         "In" => Some(Operator::In),
@@ -231,7 +231,7 @@ pub(crate) fn requirement<'v>(
 
 impl SlimToleration {
     /// `None` for an operator that is not known, and for a limit that is no number: it bears nothing.
-    fn read(&self, words: &mut Words) -> Option<Toleration> {
+    fn read(&self, words: &mut TextInterner) -> Option<Toleration> {
         let value = match self.operator.as_str() {
             "" | "Equal" => TolerationValue::Equal(words.of(&self.value)),
             "Exists" => TolerationValue::Any,
@@ -259,28 +259,28 @@ pub(crate) fn effect(written: &str) -> Option<TaintEffect> {
 
 /// What has to be known of a term's namespaces to go by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Known {
+enum NamespaceCoverage {
     /// All: others may be where it looks for company too.
     Whole,
     /// Some: it keeps away from these, whatever else it keeps away from.
     Part,
 }
 
-fn read_terms(terms: &[SlimPodTerm], known: Known, words: &mut Words) -> Vec<PodTerm> {
+fn read_terms(terms: &[SlimPodTerm], known: NamespaceCoverage, words: &mut TextInterner) -> Vec<PodTerm> {
     terms.iter().filter_map(|term| term.read(known, words)).collect()
 }
 
 impl SlimPodTerm {
     /// `None` where its namespaces are chosen by labels other than the one that is their name: nobody here knows those. kube-scheduler
     /// judges such terms, and what it refuses is planned anew elsewhere.
-    fn read(&self, known: Known, words: &mut Words) -> Option<PodTerm> {
+    fn read(&self, known: NamespaceCoverage, words: &mut TextInterner) -> Option<PodTerm> {
         let mut named: Vec<_> = self.namespaces.iter().map(|name| words.of(name)).collect();
         let namespaces = match &self.namespace_selector {
             Some(selector) if selector.is_empty() => None,
             Some(selector) => {
                 match selector.named_namespaces(words) {
                     Some(more) => named.extend(more),
-                    None if known == Known::Whole => return None,
+                    None if known == NamespaceCoverage::Whole => return None,
                     None => {}
                 }
                 if named.is_empty() {
@@ -300,7 +300,7 @@ impl SlimPodTerm {
 
 impl SlimSpread {
     /// The values that the pod itself has of `matchLabelKeys` are part of the selector.
-    fn read(&self, labels: Option<&BTreeMap<String, String>>, words: &mut Words) -> Spread {
+    fn read(&self, labels: Option<&BTreeMap<String, String>>, words: &mut TextInterner) -> Spread {
         let mut selector = read_selector(self.label_selector.as_ref(), words);
         let own = self.match_label_keys.iter().filter_map(|key| Some((key, labels?.get(key)?)));
         for (key, value) in own {
@@ -324,7 +324,7 @@ impl SlimSpread {
 }
 
 /// No selector finds no pod.
-fn read_selector(selector: Option<&SlimLabelSelector>, words: &mut Words) -> Vec<Requirement> {
+fn read_selector(selector: Option<&SlimLabelSelector>, words: &mut TextInterner) -> Vec<Requirement> {
     match selector {
         Some(selector) => selector.read(words),
         None => vec![Requirement { key: words.of(""), operator: Operator::In, values: Vec::new() }],
@@ -333,7 +333,7 @@ fn read_selector(selector: Option<&SlimLabelSelector>, words: &mut Words) -> Vec
 
 impl SlimLabelSelector {
     /// The namespaces that it finds, where it asks for nothing but their names, one of some.
-    fn named_namespaces(&self, words: &mut Words) -> Option<Vec<Arc<str>>> {
+    fn named_namespaces(&self, words: &mut TextInterner) -> Option<Vec<Arc<str>>> {
         let all = self.read(words);
         let first = all.first().filter(|first| first.operator == Operator::In)?;
         let by_name = all.iter().all(|required| *required.key == *NAMESPACE_NAME);
@@ -345,7 +345,7 @@ impl SlimLabelSelector {
         self.match_labels.is_empty() && self.match_expressions.is_empty()
     }
 
-    fn read(&self, words: &mut Words) -> Vec<Requirement> {
+    fn read(&self, words: &mut TextInterner) -> Vec<Requirement> {
         let equal = self.match_labels.iter().map(|(key, value)| Requirement {
             key: words.of(key),
             operator: Operator::In,

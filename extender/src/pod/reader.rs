@@ -9,29 +9,29 @@ use gantry_gang::{Needs, Resources};
 
 use super::other_pod::{OtherPod, PodProfile};
 use super::{PodFacts, SlimPod};
-use crate::watched::Watched;
+use crate::watched::WatchedResources;
 
 /// Interned values. Unused ones are dropped as the set grows.
 #[derive(Debug)]
-pub struct Shared<T: ?Sized> {
+pub struct Interner<T: ?Sized> {
     known: HashSet<Arc<T>>,
     /// Size at which unused values are dropped next.
     limit: usize,
 }
 
 /// Interned texts.
-pub type Words = Shared<str>;
+pub type TextInterner = Interner<str>;
 
 /// Size below which nothing is dropped.
 const FEW: usize = 1024;
 
-impl<T: ?Sized> Default for Shared<T> {
+impl<T: ?Sized> Default for Interner<T> {
     fn default() -> Self {
         Self { known: HashSet::new(), limit: FEW }
     }
 }
 
-impl<T: ?Sized + Eq + Hash> Shared<T> {
+impl<T: ?Sized + Eq + Hash> Interner<T> {
     /// Drops unused values.
     pub fn sweep(&mut self) {
         self.known.retain(|known| Arc::strong_count(known) > 1);
@@ -50,7 +50,7 @@ impl<T: ?Sized + Eq + Hash> Shared<T> {
     }
 }
 
-impl Words {
+impl TextInterner {
     /// The interned text.
     pub fn of(&mut self, text: &str) -> Arc<str> {
         match self.known.get(text) {
@@ -60,7 +60,7 @@ impl Words {
     }
 }
 
-impl<T: Eq + Hash> Shared<T> {
+impl<T: Eq + Hash> Interner<T> {
     /// The interned value.
     pub fn one(&mut self, value: T) -> Arc<T> {
         match self.known.get(&value) {
@@ -73,23 +73,23 @@ impl<T: Eq + Hash> Shared<T> {
 /// Reads pods.
 #[derive(Debug)]
 pub struct Reader {
-    pub(super) watched: Watched,
-    pub(super) words: Words,
-    pub(super) needs: Shared<Needs>,
-    pub(super) profiles: Shared<PodProfile>,
-    pub(super) loads: Shared<Resources>,
+    pub(super) watched: WatchedResources,
+    pub(super) words: TextInterner,
+    pub(super) needs: Interner<Needs>,
+    pub(super) profiles: Interner<PodProfile>,
+    pub(super) loads: Interner<Resources>,
 }
 
 /// A parsed pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen {
+pub enum ParsedPod {
     /// A pod that requests watched resources.
     Facts(Box<PodFacts>),
     /// Any other pod.
     OtherPod(Box<OtherPod>),
 }
 
-impl Seen {
+impl ParsedPod {
     /// About how many bytes are kept of the pod, if it shares nothing with others; 0 if nothing is kept of it.
     pub(crate) fn weight(&self) -> usize {
         match self {
@@ -287,13 +287,13 @@ mod weight {
 
 impl Reader {
     /// A reader for the given watched resources.
-    pub fn new(watched: Watched) -> Self {
+    pub fn new(watched: WatchedResources) -> Self {
         Self {
             watched,
-            words: Words::default(),
-            needs: Shared::default(),
-            profiles: Shared::default(),
-            loads: Shared::default(),
+            words: TextInterner::default(),
+            needs: Interner::default(),
+            profiles: Interner::default(),
+            loads: Interner::default(),
         }
     }
 
@@ -306,10 +306,10 @@ impl Reader {
     }
 
     /// Reads a pod. `None` if it has no UID.
-    pub fn read(&mut self, pod: SlimPod) -> Option<Seen> {
+    pub fn read(&mut self, pod: SlimPod) -> Option<ParsedPod> {
         match self.request(&pod) {
-            Some(request) => Some(Seen::Facts(Box::new(self.facts(pod, request)?))),
-            None => Some(Seen::OtherPod(Box::new(self.other_pod(pod)?))),
+            Some(request) => Some(ParsedPod::Facts(Box::new(self.facts(pod, request)?))),
+            None => Some(ParsedPod::OtherPod(Box::new(self.other_pod(pod)?))),
         }
     }
 }
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn equal_values_are_one_and_those_that_nobody_has_are_dropped() {
-        let mut words = Words::default();
+        let mut words = TextInterner::default();
         let kept = words.of("kept");
         assert!(Arc::ptr_eq(&kept, &words.of("kept")));
         for number in 0..10 * FEW {

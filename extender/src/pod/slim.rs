@@ -11,8 +11,8 @@ use serde::Deserialize;
 use crate::bounded::{self, Identity};
 use crate::metadata;
 use crate::object_memory::Kind;
-use crate::watch::stream::Streamed;
-use crate::watched::Watched;
+use crate::watch::stream::StreamedObject;
+use crate::watched::WatchedResources;
 use gantry_planner::request::{Container, ContainerKind, CpuAndMemory, Request, RequestError};
 
 /// A pod as far as it is read from the API server.
@@ -34,7 +34,7 @@ impl SlimPod {
     ///
     /// # Errors
     /// The first quantity that is no count of devices.
-    pub fn request(&self, watched: &Watched) -> Result<Request, RequestError> {
+    pub fn request(&self, watched: &WatchedResources) -> Result<Request, RequestError> {
         self.spec.request(&watched.among(self.spec.resources()))
     }
 
@@ -78,7 +78,7 @@ impl kube::Resource for SlimPod {
     }
 }
 
-impl Streamed for SlimPod {
+impl StreamedObject for SlimPod {
     /// Its node, its containers and its status, which are few: the devices that it has follow from them.
     fn least(identity: Identity, text: &[u8]) -> Self {
         #[derive(Default, Deserialize)]
@@ -359,7 +359,7 @@ pub(super) struct SlimContainerStatus {
     /// What the node has set aside for it, and what it runs with: after a resize not yet what the spec states.
     pub(super) allocated_resources: BTreeMap<String, String>,
     pub(super) resources: SlimResources,
-    allocated_resources_status: Vec<SlimAllocated>,
+    allocated_resources_status: Vec<SlimAllocation>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -371,7 +371,7 @@ struct SlimState {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-struct SlimAllocated {
+struct SlimAllocation {
     name: String,
     resources: Vec<SlimDevice>,
 }
@@ -396,7 +396,7 @@ impl SlimStatus {
             && self.init_container_statuses.iter().all(|status| status.state.running.is_none())
     }
 
-    pub(super) fn allocated(&self, watched: &Watched) -> Vec<(ResourceName, DeviceId)> {
+    pub(super) fn allocated(&self, watched: &WatchedResources) -> Vec<(ResourceName, DeviceId)> {
         let mut devices = Vec::new();
         for allocated in self
             .container_statuses

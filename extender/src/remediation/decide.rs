@@ -23,7 +23,7 @@ use gantry_config::{RemediationAction, RemediationRule, RemediationRules};
 use gantry_topology::GpuUuid;
 
 use super::health::{GpuHealth, NodeHealth, Problem};
-use super::record::{Acted, Entry, MAX_RESETS, Record};
+use super::record::{Entry, MAX_RESETS, Record, TakenAction};
 
 /// Seconds for which an action counts as withholding its GPU before the watch shows it.
 const SETTLES: i64 = 10;
@@ -49,14 +49,14 @@ pub(super) struct Step {
     pub(super) fault: String,
     /// When the newest fault began.
     pub(super) onset: i64,
-    pub(super) what: What,
+    pub(super) what: StepKind,
     /// What is to be recorded once it is done.
     pub(super) entry: Entry,
 }
 
 /// What a step is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum StepKind {
     /// A fault is counted; the rate is not reached.
     Count,
     /// The action is taken.
@@ -130,7 +130,7 @@ pub(super) fn decide(
     may_reset: bool,
     now: i64,
 ) -> Vec<Step> {
-    let mut use_now = Use { may_reset, ..Use::of(rules, nodes, now) };
+    let mut use_now = LimitUse { may_reset, ..LimitUse::of(rules, nodes, now) };
     let mut steps = Vec::new();
     for rule in &rules.rules {
         for (name, node) in nodes {
@@ -178,7 +178,7 @@ fn step(
     rule: &RemediationRule,
     (name, node): (&NodeName, &NodeHealth),
     gpu: &GpuHealth,
-    use_now: &mut Use,
+    use_now: &mut LimitUse,
     now: i64,
 ) -> Option<Step> {
     let known = node.record.get(&rule.name, &gpu.uuid);
@@ -210,28 +210,28 @@ fn step(
     let mark = node.mark.as_ref().filter(|_| rule.action != RemediationAction::Event);
     let what = match (rule.action, mark) {
         (_, mark) if !is_due && (is_known || mark.is_some()) => return None,
-        _ if !is_due => What::Count,
-        (action, Some(mark)) => What::HoldBack(action, Limit::Marked(Arc::clone(mark))),
-        (action, None) if rule.dry_run => What::DryRun(action),
-        (RemediationAction::Event, None) => What::Act(RemediationAction::Event),
+        _ if !is_due => StepKind::Count,
+        (action, Some(mark)) => StepKind::HoldBack(action, Limit::Marked(Arc::clone(mark))),
+        (action, None) if rule.dry_run => StepKind::DryRun(action),
+        (RemediationAction::Event, None) => StepKind::Act(RemediationAction::Event),
         (action, None) if entry.actions.len() >= MAX_ACTIONS => {
-            What::HoldBack(action, Limit::Actions { used: entry.actions.len(), most: MAX_ACTIONS })
+            StepKind::HoldBack(action, Limit::Actions { used: entry.actions.len(), most: MAX_ACTIONS })
         }
         (action, None) => match use_now.admit(name, node, gpu, action) {
             Ok(()) => {
                 entry.actions.push(now);
-                What::Act(action)
+                StepKind::Act(action)
             }
-            Err(limit) => What::HoldBack(action, limit),
+            Err(limit) => StepKind::HoldBack(action, limit),
         },
     };
     match &what {
-        &What::Act(action) => {
+        &StepKind::Act(action) => {
             let active = marks_node(action) || drains(action);
-            entry.acted = Some(Acted { action, at: now, onset, active, reset: None });
+            entry.acted = Some(TakenAction { action, at: now, onset, active, reset: None });
         }
-        What::DryRun(_) => entry.dry_run.reported = Some(onset),
-        What::Count | What::HoldBack(..) | What::Withdraw(_) | What::ResetAgain => {}
+        StepKind::DryRun(_) => entry.dry_run.reported = Some(onset),
+        StepKind::Count | StepKind::HoldBack(..) | StepKind::Withdraw(_) | StepKind::ResetAgain => {}
     }
     match rule.dry_run {
         true => entry.dry_run.seen = seen,
@@ -255,7 +255,7 @@ fn reset_again(
     (name, node): (&NodeName, &NodeHealth),
     gpu: &GpuHealth,
     entry: &Entry,
-    use_now: &mut Use,
+    use_now: &mut LimitUse,
     now: i64,
 ) -> Option<Step> {
     let acted = entry.acted.as_ref()?;
@@ -270,10 +270,10 @@ fn reset_again(
     let what = match use_now.admit(name, node, gpu, RemediationAction::Reset) {
         Ok(()) => {
             entry.actions.push(now);
-            entry.acted = Some(Acted { reset: None, ..acted.clone() });
-            What::ResetAgain
+            entry.acted = Some(TakenAction { reset: None, ..acted.clone() });
+            StepKind::ResetAgain
         }
-        Err(limit) => What::HoldBack(RemediationAction::Reset, limit),
+        Err(limit) => StepKind::HoldBack(RemediationAction::Reset, limit),
     };
     Some(Step {
         node: name.clone(),
@@ -301,7 +301,7 @@ fn withdrawal(
     if lasts {
         return None;
     }
-    let ended = Acted { active: false, ..acted.clone() };
+    let ended = TakenAction { active: false, ..acted.clone() };
     Some(Step {
         node: name.clone(),
         gpu: entry.gpu.clone(),
@@ -309,14 +309,14 @@ fn withdrawal(
         rule: entry.rule.clone(),
         fault: String::new(),
         onset: acted.onset,
-        what: What::Withdraw(acted.action),
+        what: StepKind::Withdraw(acted.action),
         entry: Entry { acted: Some(ended), ..entry.clone() },
     })
 }
 
 /// How much of the limits is used.
 #[derive(Debug)]
-struct Use {
+struct LimitUse {
     most: [usize; 3],
     nodes: BTreeSet<NodeName>,
     gpus: HashSet<GpuUuid>,
@@ -324,7 +324,7 @@ struct Use {
     may_reset: bool,
 }
 
-impl Use {
+impl LimitUse {
     fn of(rules: &RemediationRules, nodes: &BTreeMap<NodeName, Arc<NodeHealth>>, now: i64) -> Self {
         let gpus = nodes.values().map(|node| node.gpus.len()).sum();
         let with_gpus = nodes.values().filter(|node| !node.gpus.is_empty()).count();

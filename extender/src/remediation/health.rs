@@ -63,16 +63,16 @@ const HARMLESS: &str = "application";
 #[derive(Default, Deserialize)]
 struct Status {
     #[serde(default)]
-    faults: Vec<Reported>,
+    faults: Vec<ReportedProblem>,
     #[serde(default)]
-    problems: Vec<Reported>,
+    problems: Vec<ReportedProblem>,
     #[serde(default)]
-    evidence: Vec<Counted>,
+    evidence: Vec<GpuXids>,
 }
 
 /// The Xids of a GPU.
 #[derive(Deserialize)]
-struct Counted {
+struct GpuXids {
     gpu: String,
     #[serde(default)]
     xids: Vec<CountedXid>,
@@ -88,7 +88,7 @@ struct CountedXid {
 
 /// A fault or another problem.
 #[derive(Deserialize)]
-struct Reported {
+struct ReportedProblem {
     gpu: String,
     #[serde(default)]
     xid: Option<u64>,

@@ -35,7 +35,7 @@ pub(crate) struct Entry {
     pub(crate) resets: Vec<i64>,
     /// The last action.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) acted: Option<Acted>,
+    pub(crate) acted: Option<TakenAction>,
     /// What a dry run has counted and reported. Not written: a dry run changes nothing.
     #[serde(skip)]
     pub(crate) dry_run: DryRun,
@@ -107,7 +107,7 @@ impl Entry {
 
 /// An action that was taken.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Acted {
+pub(crate) struct TakenAction {
     /// The action.
     pub(crate) action: RemediationAction,
     /// When, in Unix seconds.
@@ -189,7 +189,8 @@ mod tests {
     use super::*;
 
     fn entry(rule: &str) -> Entry {
-        let acted = Acted { action: RemediationAction::Drain, at: 9, onset: 7, active: true, reset: None };
+        let acted =
+            TakenAction { action: RemediationAction::Drain, at: 9, onset: 7, active: true, reset: None };
         let new = Entry::new(rule.to_owned(), "GPU-a".parse().unwrap());
         Entry { seen: vec![5, 7], actions: vec![9], acted: Some(acted), ..new }
     }
@@ -213,7 +214,8 @@ mod tests {
     /// A new leader finds the Job by the record.
     #[test]
     fn record_keeps_a_reset_until_it_has_ended() {
-        let acted = Acted { action: RemediationAction::Reset, at: 9, onset: 7, active: true, reset: None };
+        let acted =
+            TakenAction { action: RemediationAction::Reset, at: 9, onset: 7, active: true, reset: None };
         let mut entry = Entry { acted: Some(acted), ..entry("real") };
         assert!(entry.is_resetting() && entry.reset_in_flight().is_none());
         entry.begin_reset(Some(5), 20);

@@ -23,7 +23,7 @@ const TEMPLATE_PAUSE: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// What becomes of a reset that was begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Follow {
+pub(super) enum ResetFollowUp {
     /// Its Job is to be created.
     Create,
     /// Its Job was created, which is to be recorded.
@@ -38,24 +38,29 @@ pub(super) enum Follow {
 
 /// What becomes of a reset. A Job that runs is never interrupted. `is_wanted`: the rule and the cordon are there.
 /// `is_marked`: another program marks the node.
-pub(super) fn follow(reset: &Reset, job: Progress, (is_wanted, is_marked): (bool, bool), now: i64) -> Follow {
+pub(super) fn follow(
+    reset: &Reset,
+    job: Progress,
+    (is_wanted, is_marked): (bool, bool),
+    now: i64,
+) -> ResetFollowUp {
     match (job, reset.created) {
-        (Progress::Ended(result, text), _) => Follow::Ended(result, text),
-        (Progress::Runs, true) => Follow::Wait,
-        (Progress::Runs, false) => Follow::Created,
-        (Progress::Absent, true) => Follow::Ended(Result::Deleted, "its Job was deleted".to_owned()),
-        (Progress::Absent, false) if !is_wanted => Follow::Withdraw,
-        (Progress::Absent, false) if is_marked => Follow::HoldBack,
+        (Progress::Ended(result, text), _) => ResetFollowUp::Ended(result, text),
+        (Progress::Runs, true) => ResetFollowUp::Wait,
+        (Progress::Runs, false) => ResetFollowUp::Created,
+        (Progress::Absent, true) => ResetFollowUp::Ended(Result::Deleted, "its Job was deleted".to_owned()),
+        (Progress::Absent, false) if !is_wanted => ResetFollowUp::Withdraw,
+        (Progress::Absent, false) if is_marked => ResetFollowUp::HoldBack,
         (Progress::Absent, false) if now.saturating_sub(reset.at) > CREATION_LIMIT => {
-            Follow::Ended(Result::NotCreated, "its Job could not be created".to_owned())
+            ResetFollowUp::Ended(Result::NotCreated, "its Job could not be created".to_owned())
         }
-        (Progress::Absent, false) => Follow::Create,
+        (Progress::Absent, false) => ResetFollowUp::Create,
     }
 }
 
 /// What is known of a GPU that is to be reset.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Drained {
+pub(super) struct DrainState {
     /// The rule and the cordon are there.
     pub(super) is_wanted: bool,
     /// A pod holds it.
@@ -74,7 +79,7 @@ pub(super) struct Drained {
 
 /// What is to be done with a GPU that is to be reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Begin {
+pub(super) enum ResetStart {
     Withdraw,
     Evict,
     GiveUp,
@@ -85,15 +90,15 @@ pub(super) enum Begin {
 }
 
 /// Whether a reset may begin.
-pub(super) fn begin(seen: &Drained) -> Begin {
+pub(super) fn begin(seen: &DrainState) -> ResetStart {
     match seen {
-        Drained { is_wanted: false, .. } => Begin::Withdraw,
-        Drained { is_marked: true, .. } => Begin::HoldBack,
-        Drained { is_held: true, .. } => Begin::Evict,
-        Drained { resets: MAX_RESETS.., .. } => Begin::GiveUp,
-        Drained { is_pausing: true, .. } | Drained { is_node_busy: true, .. } => Begin::Wait,
-        Drained { is_group_in_use: true, .. } => Begin::HoldBack,
-        _ => Begin::Reset,
+        DrainState { is_wanted: false, .. } => ResetStart::Withdraw,
+        DrainState { is_marked: true, .. } => ResetStart::HoldBack,
+        DrainState { is_held: true, .. } => ResetStart::Evict,
+        DrainState { resets: MAX_RESETS.., .. } => ResetStart::GiveUp,
+        DrainState { is_pausing: true, .. } | DrainState { is_node_busy: true, .. } => ResetStart::Wait,
+        DrainState { is_group_in_use: true, .. } => ResetStart::HoldBack,
+        _ => ResetStart::Reset,
     }
 }
 
@@ -137,15 +142,15 @@ impl Remediator {
         let is_wanted = self.drained_gpu(node, entry).is_some();
         let decided = (is_wanted, node.mark.is_some());
         match follow(reset, job, decided, Timestamp::now().as_second()) {
-            Follow::Wait => Ok(()),
-            Follow::Create => self.create_job(name, entry, &purpose).await,
-            Follow::Created => self.record_job(name, entry, &purpose).await,
-            Follow::Withdraw => self.withdraw_drain(name, entry).await,
-            Follow::HoldBack => {
+            ResetFollowUp::Wait => Ok(()),
+            ResetFollowUp::Create => self.create_job(name, entry, &purpose).await,
+            ResetFollowUp::Created => self.record_job(name, entry, &purpose).await,
+            ResetFollowUp::Withdraw => self.withdraw_drain(name, entry).await,
+            ResetFollowUp::HoldBack => {
                 self.hold_for_mark(name, node, entry).await;
                 Ok(())
             }
-            Follow::Ended(result, text) => self.end_reset(name, entry, (result, &text)).await,
+            ResetFollowUp::Ended(result, text) => self.end_reset(name, entry, (result, &text)).await,
         }
     }
 
@@ -168,7 +173,7 @@ impl Remediator {
         let record = self.records.get(name).unwrap_or(&node.record);
         let in_use = in_use(&found, gpu);
         let own = gpu_reset::obstacle(&found, &gpu.uuid);
-        let seen = Drained {
+        let seen = DrainState {
             is_wanted: true,
             is_held: !known.is_empty() || !reported.is_empty(),
             resets: record.resets(&gpu.uuid, now),
@@ -180,17 +185,17 @@ impl Remediator {
             is_marked: node.mark.is_some(),
         };
         match begin(&seen) {
-            Begin::Withdraw | Begin::Wait => Ok(()),
-            Begin::Evict => self.evict_holders(name, entry, (&known, &reported)).await,
-            Begin::HoldBack if seen.is_marked => {
+            ResetStart::Withdraw | ResetStart::Wait => Ok(()),
+            ResetStart::Evict => self.evict_holders(name, entry, (&known, &reported)).await,
+            ResetStart::HoldBack if seen.is_marked => {
                 self.hold_for_mark(name, node, entry).await;
                 Ok(())
             }
-            Begin::HoldBack => {
+            ResetStart::HoldBack => {
                 self.hold(name, entry, &in_use.unwrap_or_default()).await;
                 Ok(())
             }
-            Begin::GiveUp => {
+            ResetStart::GiveUp => {
                 let text = format!(
                     "not reset: rules have reset the GPU {} times within 24 h; it stays cordoned",
                     seen.resets
@@ -199,7 +204,7 @@ impl Remediator {
                 self.note(name, entry, Reason::RemediationResetFailed, &text).await;
                 Ok(())
             }
-            Begin::Reset => {
+            ResetStart::Reset => {
                 let newest = gpu.problems.iter().map(|problem| problem.since).max();
                 self.change(name, entry, |entry| entry.begin_reset(newest, now)).await?;
                 self.note(name, entry, Reason::GpuDrained, "no pod holds it").await;

@@ -34,7 +34,7 @@ pub(crate) struct RulesFile {
 
 /// What a new look at the file has found.
 #[derive(Debug)]
-pub(crate) enum Reread {
+pub(crate) enum RulesChange {
     /// The text is the same, or still cannot be read.
     Unchanged,
     /// Other rules are in effect.
@@ -60,27 +60,27 @@ impl RulesFile {
     }
 
     /// Reads the file again.
-    pub(crate) fn reread(&mut self) -> Reread {
+    pub(crate) fn reread(&mut self) -> RulesChange {
         let text = match read(&self.path) {
             Ok(text) => text,
             Err(error) => {
                 return match self.text.take() {
-                    Some(_) => Reread::Failed(error),
-                    None => Reread::Unchanged,
+                    Some(_) => RulesChange::Failed(error),
+                    None => RulesChange::Unchanged,
                 };
             }
         };
         if self.text.as_ref() == Some(&text) {
-            return Reread::Unchanged;
+            return RulesChange::Unchanged;
         }
         let parsed = parse(&self.path, &text);
         self.text = Some(text);
         match parsed {
             Ok(rules) => {
                 self.rules = Arc::new(rules);
-                Reread::Changed
+                RulesChange::Changed
             }
-            Err(error) => Reread::Failed(error),
+            Err(error) => RulesChange::Failed(error),
         }
     }
 }
@@ -114,21 +114,21 @@ mod tests {
         let path = folder.path().join("rules.yaml");
         fs::write(&path, rules("a")).unwrap();
         let mut file = RulesFile::open(&path).unwrap();
-        assert!(matches!(file.reread(), Reread::Unchanged));
+        assert!(matches!(file.reread(), RulesChange::Unchanged));
         fs::write(&path, rules("b")).unwrap();
-        assert!(matches!(file.reread(), Reread::Changed));
+        assert!(matches!(file.reread(), RulesChange::Changed));
         assert_eq!(names(&file), ["b"]);
         fs::write(&path, rules("c").replace("cordon", "cordn")).unwrap();
-        let Reread::Failed(error) = file.reread() else { panic!("a wrong action is accepted") };
+        let RulesChange::Failed(error) = file.reread() else { panic!("a wrong action is accepted") };
         let text = gantry_runtime::chain(&error);
         assert!(text.contains("rules.yaml") && text.contains("\"cordn\""), "{text}");
-        assert!(matches!(file.reread(), Reread::Unchanged));
+        assert!(matches!(file.reread(), RulesChange::Unchanged));
         fs::remove_file(&path).unwrap();
-        assert!(matches!(file.reread(), Reread::Failed(RulesFileError::Read { .. })));
-        assert!(matches!(file.reread(), Reread::Unchanged));
+        assert!(matches!(file.reread(), RulesChange::Failed(RulesFileError::Read { .. })));
+        assert!(matches!(file.reread(), RulesChange::Unchanged));
         assert_eq!(names(&file), ["b"]);
         fs::write(&path, rules("b")).unwrap();
-        assert!(matches!(file.reread(), Reread::Changed));
+        assert!(matches!(file.reread(), RulesChange::Changed));
     }
 
     #[test]

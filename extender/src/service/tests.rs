@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fixtures::{Cluster, bound, bridged, member, pod, switched, target, watched};
-use crate::index::{Index, Reserved};
+use crate::index::{BindGrant, Index};
 use gantry_planner::decide::Options;
 
 /// A service over a cluster whose API server nobody plays.
@@ -52,10 +52,10 @@ async fn a_cold_cache_decides_nothing() {
     let cluster = Cluster::cold(Options::default());
     let service = service(&cluster);
     let body = body(&pod("p", 2), &["a"]);
-    assert!(matches!(service.filter(&body), Err(Refusal::Undecided(Undecided::Cold))));
-    assert!(matches!(service.prioritize(&body), Err(Refusal::Undecided(Undecided::Cold))));
+    assert!(matches!(service.filter(&body), Err(Refusal::Unavailable(UnavailableReason::Cold))));
+    assert!(matches!(service.prioritize(&body), Err(Refusal::Unavailable(UnavailableReason::Cold))));
     let bind = br#"{"PodName":"p","PodNamespace":"default","PodUID":"p","Node":"a"}"#;
-    assert!(matches!(service.bind(bind).await, Err(Refusal::Undecided(Undecided::Cold))));
+    assert!(matches!(service.bind(bind).await, Err(Refusal::Unavailable(UnavailableReason::Cold))));
 }
 
 /// kube-scheduler may call before the watch has shown the pod: it is read from the call, and judged like one from the
@@ -92,7 +92,7 @@ async fn former_leader_decides_nothing() {
     .unwrap();
     let names = body(&high, &["a", "b", "c"]);
     for answer in [service.filter(&names), service.prioritize(&names), service.preempt(&preempt)] {
-        assert!(matches!(answer, Err(Refusal::Undecided(Undecided::Follower))), "{answer:?}");
+        assert!(matches!(answer, Err(Refusal::Unavailable(UnavailableReason::Follower))), "{answer:?}");
     }
 }
 
@@ -117,14 +117,14 @@ async fn placement_names_devices_and_the_nodes_that_lost() {
     cluster.pod(&pod("p", 2));
     service.prioritize(&body(&pod("p", 2), &["a", "b", "c"])).unwrap();
     let reserved = cluster.store.update(|index| index.reserve(&target("p", "b"), None)).unwrap();
-    let Reserved::Grant { placement, .. } = reserved else { panic!("no grant: {reserved:?}") };
+    let BindGrant::Grant { placement, .. } = reserved else { panic!("no grant: {reserved:?}") };
     insta::assert_snapshot!(serde_json::to_string_pretty(&*placement).unwrap());
 
     // kube-scheduler calls no prioritize for a single node.
     cluster.pod(&pod("q", 1));
     service.filter(&body(&pod("q", 1), &["a"])).unwrap();
     let reserved = cluster.store.update(|index| index.reserve(&target("q", "a"), None)).unwrap();
-    let Reserved::Grant { placement, .. } = reserved else { panic!("no grant: {reserved:?}") };
+    let BindGrant::Grant { placement, .. } = reserved else { panic!("no grant: {reserved:?}") };
     insta::assert_snapshot!(placement.on(&"a".into()), @"a: GPU 0: no GPU outside whole groups is free; leaves GPUs 1,2,3,4,5,6,7 free; splits NVLink pair 0,1. The only node that fits");
 }
 

@@ -63,7 +63,7 @@ impl Sign {
 
 /// Why a member is slow.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Slow<'g> {
+pub(crate) struct SlowFinding<'g> {
     /// The GPU that stands out most.
     pub(crate) gpu: &'g GpuSpeed,
     /// What stands out.
@@ -76,7 +76,7 @@ pub(crate) struct Slow<'g> {
     pub(crate) limits: Vec<&'g str>,
 }
 
-impl fmt::Display for Slow<'_> {
+impl fmt::Display for SlowFinding<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { gpu: GpuSpeed { node, clock }, median, power, limits, .. } = self;
         write!(
@@ -95,23 +95,23 @@ impl fmt::Display for Slow<'_> {
 }
 
 /// For each member, by the GPUs that it holds, why it is slow.
-pub(crate) fn slow<'g>(members: &[&'g [GpuSpeed]]) -> Vec<Option<Slow<'g>>> {
+pub(crate) fn slow<'g>(members: &[&'g [GpuSpeed]]) -> Vec<Option<SlowFinding<'g>>> {
     let judge = |(at, member): (usize, &&'g [GpuSpeed])| {
         let models: BTreeSet<&str> = member.iter().map(|gpu| &*gpu.clock.model).collect();
         let of_models = models.into_iter().filter_map(|model| {
             let others = members.iter().enumerate().filter(|(other, _)| *other != at);
             let others = others.flat_map(|(_, gpus)| gpus.iter().map(|gpu| &gpu.clock));
-            let others = Others::of(others.filter(|other| other.model == model).collect())?;
+            let others = PeerGpus::of(others.filter(|other| other.model == model).collect())?;
             let own = member.iter().filter(|gpu| gpu.clock.model == model);
-            let slow: Vec<Slow<'g>> = own.filter_map(|gpu| others.judge(gpu)).collect();
-            slow.into_iter().min_by_key(Slow::rank)
+            let slow: Vec<SlowFinding<'g>> = own.filter_map(|gpu| others.judge(gpu)).collect();
+            slow.into_iter().min_by_key(SlowFinding::rank)
         });
-        of_models.min_by_key(Slow::rank)
+        of_models.min_by_key(SlowFinding::rank)
     };
     members.iter().enumerate().map(judge).collect()
 }
 
-impl Slow<'_> {
+impl SlowFinding<'_> {
     /// Smaller for a GPU that stands out more.
     fn rank(&self) -> (Sign, u8, u8) {
         (self.sign, self.gpu.clock.percent, self.power.map_or(u8::MAX, |(own, _)| own))
@@ -119,14 +119,14 @@ impl Slow<'_> {
 }
 
 /// The GPUs of one model that the other members hold.
-struct Others<'g> {
+struct PeerGpus<'g> {
     clocks: Vec<&'g Clock>,
     median: u8,
     /// The median of those with a meter.
     power: Option<u8>,
 }
 
-impl<'g> Others<'g> {
+impl<'g> PeerGpus<'g> {
     /// `None` without a GPU.
     fn of(clocks: Vec<&'g Clock>) -> Option<Self> {
         let power = median(clocks.iter().filter_map(|clock| clock.power).collect());
@@ -135,7 +135,7 @@ impl<'g> Others<'g> {
     }
 
     /// Why a GPU is slow; `None` if it does not stand out.
-    fn judge<'m>(&self, gpu: &'m GpuSpeed) -> Option<Slow<'m>> {
+    fn judge<'m>(&self, gpu: &'m GpuSpeed) -> Option<SlowFinding<'m>> {
         let limits = gpu.clock.limits.iter().map(String::as_str).filter(|limit| {
             let limited = self.clocks.iter().filter(|other| other.limits.iter().any(|known| known == limit));
             limited.count() * 2 < self.clocks.len()
@@ -154,7 +154,7 @@ impl<'g> Others<'g> {
         } else {
             power(POWER_FAR).map(|_| Sign::Power)?
         };
-        Some(Slow { gpu, sign, median: self.median, power: power(POWER_NEAR), limits })
+        Some(SlowFinding { gpu, sign, median: self.median, power: power(POWER_NEAR), limits })
     }
 }
 

@@ -13,7 +13,7 @@ use kube::ResourceExt;
 use kube::runtime::watcher::{Error, Event};
 use tokio::time::Instant;
 
-use super::stream::{Received, Streamed};
+use super::stream::{ReceivedObject, StreamedObject};
 use crate::metrics::Metrics;
 
 /// Changes of one object that are passed on at once. A node that starts a pod on each of its GPUs has fewer.
@@ -22,13 +22,13 @@ const BURST: u32 = 20;
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// The events of a watch, of which the changes of one object are limited. A list is passed on as it is.
-pub(super) fn coalesced<K: Streamed>(
-    events: impl Stream<Item = Result<Event<Received<K>>, Error>> + Send + 'static,
+pub(super) fn coalesced<K: StreamedObject>(
+    events: impl Stream<Item = Result<Event<ReceivedObject<K>>, Error>> + Send + 'static,
     metrics: Arc<Metrics>,
-) -> impl Stream<Item = Result<Event<Received<K>>, Error>> + Send + 'static {
-    let coalesced = Coalesced {
+) -> impl Stream<Item = Result<Event<ReceivedObject<K>>, Error>> + Send + 'static {
+    let coalesced = CoalescedStream {
         events: Box::pin(events),
-        changes: Changes::default(),
+        changes: ObjectChanges::default(),
         due: VecDeque::new(),
         metrics,
         throttle: LogThrottle::default(),
@@ -39,17 +39,17 @@ pub(super) fn coalesced<K: Streamed>(
     })
 }
 
-struct Coalesced<K, S> {
+struct CoalescedStream<K, S> {
     events: Pin<Box<S>>,
-    changes: Changes<Received<K>>,
+    changes: ObjectChanges<ReceivedObject<K>>,
     /// Held back changes that may be passed on now.
-    due: VecDeque<Received<K>>,
+    due: VecDeque<ReceivedObject<K>>,
     metrics: Arc<Metrics>,
     throttle: LogThrottle,
 }
 
-impl<K: Streamed, S: Stream<Item = Result<Event<Received<K>>, Error>>> Coalesced<K, S> {
-    async fn next(&mut self) -> Option<Result<Event<Received<K>>, Error>> {
+impl<K: StreamedObject, S: Stream<Item = Result<Event<ReceivedObject<K>>, Error>>> CoalescedStream<K, S> {
+    async fn next(&mut self) -> Option<Result<Event<ReceivedObject<K>>, Error>> {
         loop {
             if let Some(change) = self.due.pop_front() {
                 return Some(Ok(Event::Apply(change)));
@@ -85,11 +85,11 @@ impl<K: Streamed, S: Stream<Item = Result<Event<Received<K>>, Error>>> Coalesced
         }
     }
 
-    fn pass(&mut self, name: &str, object: Received<K>) -> Option<Received<K>> {
+    fn pass(&mut self, name: &str, object: ReceivedObject<K>) -> Option<ReceivedObject<K>> {
         let now = Instant::now();
         let replaced = match self.changes.change(now, name, object) {
-            Passed::Now(object) => return Some(object),
-            Passed::Later { replaced } => replaced,
+            Disposition::Now(object) => return Some(object),
+            Disposition::Later { replaced } => replaced,
         };
         self.metrics.coalesced_changes.inc_by(replaced.into());
         if self.throttle.should_log(name, now.into_std()) {
@@ -104,7 +104,7 @@ impl<K: Streamed, S: Stream<Item = Result<Event<Received<K>>, Error>>> Coalesced
 
 /// What becomes of a change.
 #[derive(Debug, PartialEq, Eq)]
-enum Passed<T> {
+enum Disposition<T> {
     Now(T),
     /// It is held back. It may have `replaced` an earlier one.
     Later {
@@ -114,34 +114,34 @@ enum Passed<T> {
 
 /// The changes of each object: [`BURST`] at once, then one each [`PERIOD`].
 #[derive(Debug)]
-struct Changes<T> {
+struct ObjectChanges<T> {
     /// By the object's name: up to when its changes are accounted for, and the change that is held back.
     objects: HashMap<String, (Instant, Option<T>)>,
     /// When each of those may be passed on.
     held: BTreeSet<(Instant, String)>,
 }
 
-impl<T> Default for Changes<T> {
+impl<T> Default for ObjectChanges<T> {
     fn default() -> Self {
         Self { objects: HashMap::new(), held: BTreeSet::new() }
     }
 }
 
-impl<T> Changes<T> {
-    fn change(&mut self, now: Instant, name: &str, change: T) -> Passed<T> {
+impl<T> ObjectChanges<T> {
+    fn change(&mut self, now: Instant, name: &str, change: T) -> Disposition<T> {
         let Some((until, held)) = self.objects.get_mut(name) else {
             self.objects.insert(name.to_owned(), (now + PERIOD, None));
-            return Passed::Now(change);
+            return Disposition::Now(change);
         };
         if held.is_none() && *until <= now + PERIOD * (BURST - 1) {
             *until = now.max(*until) + PERIOD;
-            return Passed::Now(change);
+            return Disposition::Now(change);
         }
         let replaced = held.replace(change).is_some();
         if !replaced {
             self.held.insert((*until - PERIOD * (BURST - 1), name.to_owned()));
         }
-        Passed::Later { replaced }
+        Disposition::Later { replaced }
     }
 
     /// When the next change may be passed on.
@@ -187,7 +187,7 @@ mod tests {
 
     /// The changes that are passed on, and when, in milliseconds; `changes` are times and values of object `n`.
     async fn passed(changes: &[(u64, u32)]) -> Vec<(u64, u32)> {
-        let (start, mut limited, mut passed) = (Instant::now(), Changes::default(), Vec::new());
+        let (start, mut limited, mut passed) = (Instant::now(), ObjectChanges::default(), Vec::new());
         for (at, value) in changes {
             while limited.due().is_some_and(|due| due <= start + Duration::from_millis(*at)) {
                 tokio::time::sleep_until(limited.due().unwrap()).await;
@@ -197,7 +197,7 @@ mod tests {
                 );
             }
             tokio::time::sleep_until(start + Duration::from_millis(*at)).await;
-            if let Passed::Now(value) = limited.change(Instant::now(), "n", *value) {
+            if let Disposition::Now(value) = limited.change(Instant::now(), "n", *value) {
                 passed.push((*at, value));
             }
         }
@@ -235,21 +235,21 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_object_does_not_hold_another_back() {
-        let (now, mut limited) = (Instant::now(), Changes::default());
+        let (now, mut limited) = (Instant::now(), ObjectChanges::default());
         for number in 0..100 {
             limited.change(now, "fast", number);
         }
-        assert_eq!(limited.change(now, "slow", 7), Passed::Now(7));
-        assert_eq!(limited.change(now, "fast", 8), Passed::Later { replaced: true });
+        assert_eq!(limited.change(now, "slow", 7), Disposition::Now(7));
+        assert_eq!(limited.change(now, "fast", 8), Disposition::Later { replaced: true });
         limited.forget("fast");
         assert_eq!(limited.due(), None);
         // It is recreated.
-        assert_eq!(limited.change(now, "fast", 9), Passed::Now(9));
+        assert_eq!(limited.change(now, "fast", 9), Disposition::Now(9));
     }
 
     /// The events of a watch as they come out: the value of an applied object, or the first letter of the event.
     async fn come(events: Vec<Event<u32>>) -> (Vec<String>, u64) {
-        let read = |value: u32| Received {
+        let read = |value: u32| ReceivedObject {
             object: serde_json::from_value::<PartialGpuNode>(serde_json::json!({
                 "metadata": {"name": "n", "resourceVersion": value.to_string()}, "spec": {},
             }))

@@ -14,21 +14,21 @@ const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_s
 pub(super) fn steady<K: Send + 'static>(
     events: impl Stream<Item = Result<Event<K>, Error>> + Send + 'static,
 ) -> impl Stream<Item = Result<Event<K>, Error>> + Send + 'static {
-    let steady = Steady { events: Box::pin(events), backoff: RETRY, pause: None };
+    let steady = SteadyStream { events: Box::pin(events), backoff: RETRY, pause: None };
     stream::unfold(steady, |mut steady| async move {
         let event = steady.next().await?;
         Some((event, steady))
     })
 }
 
-struct Steady<S> {
+struct SteadyStream<S> {
     events: Pin<Box<S>>,
     backoff: Backoff,
     /// Pause before the next event.
     pause: Option<Duration>,
 }
 
-impl<K, S: Stream<Item = Result<Event<K>, Error>>> Steady<S> {
+impl<K, S: Stream<Item = Result<Event<K>, Error>>> SteadyStream<S> {
     async fn next(&mut self) -> Option<Result<Event<K>, Error>> {
         if let Some(pause) = self.pause.take() {
             tokio::time::sleep(pause).await;

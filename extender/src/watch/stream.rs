@@ -22,14 +22,16 @@ use crate::object_memory::{Kind, ObjectMemory};
 const SHORT: usize = 256 * 1024;
 
 /// A kind of object that is read as a stream.
-pub(crate) trait Streamed: kube::Resource + DeserializeOwned + Clone + Debug + Send + 'static {
+pub(crate) trait StreamedObject:
+    kube::Resource + DeserializeOwned + Clone + Debug + Send + 'static
+{
     /// What is known of one that is too large: its identity, and what else can be read of its text.
     fn least(identity: Identity, text: &[u8]) -> Self;
 }
 
 /// An object from the API server.
 #[derive(Debug)]
-pub(crate) struct Received<K> {
+pub(crate) struct ReceivedObject<K> {
     pub(crate) object: K,
     /// Bytes of memory that it takes; `None` if they are too many, and the object is only what is known at least.
     pub(crate) bytes: Option<usize>,
@@ -41,40 +43,40 @@ pub(crate) fn in_pages() -> Selection {
 }
 
 /// The events of a kind: lists, and watches after each, without end. After an error it goes on.
-pub(crate) fn events<K: Streamed>(
+pub(crate) fn events<K: StreamedObject>(
     api: Api<K>,
     kind: Kind,
     memory: Arc<ObjectMemory>,
     selection: Selection,
-) -> impl Stream<Item = Result<Event<Received<K>>, Error>> + Send + 'static {
+) -> impl Stream<Item = Result<Event<ReceivedObject<K>>, Error>> + Send + 'static {
     let path = api.resource_url().to_owned();
     watch_with(
         api.into_client(),
         path,
         selection,
-        Bounded { kind, memory, objects: PhantomData::<fn() -> K> },
+        BoundedReader { kind, memory, objects: PhantomData::<fn() -> K> },
     )
 }
 
 /// Reads objects of a kind within its limits.
-struct Bounded<K> {
+struct BoundedReader<K> {
     kind: Kind,
     memory: Arc<ObjectMemory>,
     objects: PhantomData<fn() -> K>,
 }
 
-impl<K: Streamed> Reader for Bounded<K> {
-    type Object = Received<K>;
+impl<K: StreamedObject> Reader for BoundedReader<K> {
+    type Object = ReceivedObject<K>;
 
-    fn read(&self, text: &[u8]) -> Result<Received<K>, serde_json::Error> {
+    fn read(&self, text: &[u8]) -> Result<ReceivedObject<K>, serde_json::Error> {
         read(text, self.kind)
     }
 
-    fn read_beginning(&self, text: &[u8]) -> Option<Received<K>> {
+    fn read_beginning(&self, text: &[u8]) -> Option<ReceivedObject<K>> {
         Some(least(text))
     }
 
-    fn version(received: &Received<K>) -> Option<&str> {
+    fn version(received: &ReceivedObject<K>) -> Option<&str> {
         received.object.meta().resource_version.as_deref()
     }
 
@@ -95,26 +97,26 @@ impl<K: Streamed> Reader for Bounded<K> {
     }
 }
 
-fn read<K: Streamed>(text: &[u8], kind: Kind) -> Result<Received<K>, serde_json::Error> {
+fn read<K: StreamedObject>(text: &[u8], kind: Kind) -> Result<ReceivedObject<K>, serde_json::Error> {
     match bounded::read::<K>(text, kind.read_limit()) {
-        Ok((object, bytes)) => Ok(Received { object, bytes: Some(bytes) }),
+        Ok((object, bytes)) => Ok(ReceivedObject { object, bytes: Some(bytes) }),
         Err(ReadError::Malformed(error)) => Err(error),
         Err(ReadError::TooLarge(_)) => Ok(least(text)),
     }
 }
 
-fn least<K: Streamed>(text: &[u8]) -> Received<K> {
+fn least<K: StreamedObject>(text: &[u8]) -> ReceivedObject<K> {
     let identity = Identity::of(text).unwrap_or_default();
-    Received { object: K::least(identity, text), bytes: None }
+    ReceivedObject { object: K::least(identity, text), bytes: None }
 }
 
 /// Reads one object; `None` if there is none.
-pub(crate) async fn get<K: Streamed>(
+pub(crate) async fn get<K: StreamedObject>(
     client: &Client,
     path: &str,
     kind: Kind,
     memory: &ObjectMemory,
-) -> Result<Option<Received<K>>, kube::Error> {
+) -> Result<Option<ReceivedObject<K>>, kube::Error> {
     let request = http::Request::get(path).body(Vec::new()).map_err(kube::Error::HttpError)?;
     let mut body: Pin<Box<dyn AsyncBufRead + Send>> = match client.request_stream(request).await {
         Ok(body) => Box::pin(body),

@@ -8,7 +8,7 @@ use tower_test::mock;
 use super::*;
 use crate::fixtures::{bound, bridged, gpu_node, pod, set, watched};
 use gantry_planner::decide::Options;
-use gantry_planner::snapshot::Standing;
+use gantry_planner::snapshot::NodeState;
 
 /// An API server that lists `objects` by path, then sends `events` on the first watch of a path and nothing on later
 /// ones.
@@ -138,7 +138,7 @@ async fn until(played: Played, seen: impl Fn(&Store) -> bool) -> (Arc<Store>, Ar
 fn free(store: &Store, node: &str) -> Option<String> {
     let snapshot = store.snapshot();
     match snapshot.standing(snapshot.find(node)?) {
-        Standing::Ours(class) => class.pools.first().map(|pool| pool.free.to_string()),
+        NodeState::Ours(class) => class.pools.first().map(|pool| pool.free.to_string()),
         _ => None,
     }
 }
@@ -266,7 +266,7 @@ async fn one_unreadable_gpu_node_does_not_stop_the_others() {
     assert_eq!(set(&free(&store, "n").unwrap()).len(), 8);
     assert_eq!(free(&store, "broken"), None);
     let snapshot = store.snapshot();
-    assert!(matches!(snapshot.standing(snapshot.find("broken").unwrap()), Standing::Ours(_)));
+    assert!(matches!(snapshot.standing(snapshot.find("broken").unwrap()), NodeState::Ours(_)));
 }
 
 /// Adds a field to every object within a value.
@@ -524,7 +524,7 @@ fn pods_that_are_read_and_not_kept_lead_to_a_sweep() {
             (0..1_500).map(|key| json!({"key": format!("k{number}-{key}"), "operator": "Exists"})).collect();
         let mut fat = pod(&format!("p{number}"), 1);
         fat["spec"]["tolerations"] = tolerations.into();
-        let received = Received { object: serde_json::from_value(fat).unwrap(), bytes: Some(100_000) };
+        let received = ReceivedObject { object: serde_json::from_value(fat).unwrap(), bytes: Some(100_000) };
         let event = pod_event(&mut reader, &memory, received, false);
         assert!(matches!(event, Some(WatchEvent::PodRefused(_) | WatchEvent::Pod(_))));
     }

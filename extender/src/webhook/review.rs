@@ -13,7 +13,7 @@ use serde_json::json;
 use serde_json::value::RawValue;
 
 use crate::bounded::{self, ReadError};
-use crate::watched::Watched;
+use crate::watched::WatchedResources;
 
 /// The version of AdmissionReviews that is read and written.
 const VERSION: &str = "admission.k8s.io/v1";
@@ -26,7 +26,7 @@ const MEMORY: usize = 8 * 1024 * 1024;
 #[derive(Debug, Clone)]
 pub struct Assignment {
     /// The resources of the pods.
-    pub watched: Watched,
+    pub watched: WatchedResources,
     /// Their `schedulerName`.
     pub scheduler: String,
 }
@@ -89,7 +89,7 @@ pub enum ReviewError {
 /// What is read of an AdmissionReview.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Incoming<'b> {
+struct ReviewRequest<'b> {
     #[serde(borrow, default)]
     api_version: Cow<'b, str>,
     #[serde(borrow, default)]
@@ -158,7 +158,7 @@ struct ContainerResources {
 
 impl PodSpec {
     /// Whether a limit of a container is a watched resource. Kubernetes refuses a device that is requested without a limit.
-    fn asks_for(&self, watched: &Watched) -> bool {
+    fn asks_for(&self, watched: &WatchedResources) -> bool {
         let containers = self.containers.iter().chain(&self.init_containers).flatten();
         let limits = containers.filter_map(|container| container.resources.as_ref()?.limits.as_ref());
         limits.flat_map(BTreeMap::keys).any(|name| watched.covers(name))
@@ -189,7 +189,7 @@ impl Assignment {
     /// # Errors
     /// See [`ReviewError`].
     pub fn review(&self, body: &[u8]) -> Result<Review, ReviewError> {
-        let incoming: Incoming<'_> = serde_json::from_slice(body)?;
+        let incoming: ReviewRequest<'_> = serde_json::from_slice(body)?;
         if (&*incoming.api_version, &*incoming.kind) != (VERSION, KIND) {
             let (kind, version) = (incoming.kind.into_owned(), incoming.api_version.into_owned());
             return Err(ReviewError::Version { kind, version });
@@ -205,7 +205,7 @@ impl Assignment {
             false => Decision::Unchanged,
         };
         let patch = (outcome == Decision::Assigned).then(|| self.patch());
-        let response = Outgoing {
+        let response = ReviewResponse {
             api_version: VERSION,
             kind: KIND,
             response: AdmissionResponse {
@@ -228,7 +228,7 @@ impl Assignment {
 /// The AdmissionReview that answers.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Outgoing<'a> {
+struct ReviewResponse<'a> {
     api_version: &'static str,
     kind: &'static str,
     response: AdmissionResponse<'a>,

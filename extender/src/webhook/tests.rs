@@ -11,10 +11,10 @@ use super::*;
 use crate::server::tests::connect_tls;
 use crate::tls::tests::Authority;
 use crate::tls::{FileOptions, Files};
-use crate::watched::Watched;
+use crate::watched::WatchedResources;
 
 fn assignment() -> Assignment {
-    Assignment { watched: Watched::new([]), scheduler: "gantry".to_owned() }
+    Assignment { watched: WatchedResources::new([]), scheduler: "gantry".to_owned() }
 }
 
 fn creation(resource: &str) -> Value {
@@ -109,7 +109,13 @@ async fn new_connections_are_served_while_it_ends() {
 }
 
 /// Sends a request without a connection.
-async fn send(serving: &Arc<Serving>, method: &str, path: &str, form: &str, body: Vec<u8>) -> (u16, String) {
+async fn send(
+    serving: &Arc<WebhookServer>,
+    method: &str,
+    path: &str,
+    form: &str,
+    body: Vec<u8>,
+) -> (u16, String) {
     let request = http::Request::builder().method(method).uri(path).header("content-type", form);
     let request = request.body(axum::body::Body::from(body)).unwrap();
     let response = Arc::clone(serving).router().oneshot(request).await.unwrap();
@@ -123,7 +129,7 @@ const JSON: &str = "application/json";
 #[tokio::test]
 async fn requests_out_of_form_are_refused_with_a_reason() {
     let metrics = Arc::new(Metrics::new());
-    let serving = Serving::new(assignment(), Arc::clone(&metrics));
+    let serving = WebhookServer::new(assignment(), Arc::clone(&metrics));
     let cases = [
         ("GET", "/mutate", JSON, Vec::new(), 405, "GET is not allowed; use POST"),
         ("POST", "/validate", JSON, Vec::new(), 404, "served are POST /mutate"),
@@ -142,7 +148,7 @@ async fn requests_out_of_form_are_refused_with_a_reason() {
 #[tokio::test]
 async fn slow_and_excess_requests_are_refused() {
     let metrics = Arc::new(Metrics::new());
-    let serving = Arc::new(Serving {
+    let serving = Arc::new(WebhookServer {
         assignment: assignment(),
         metrics: Arc::clone(&metrics),
         bodies: Bodies::new(BODY),

@@ -4,13 +4,13 @@
 
 use super::CandidateNodes;
 use gantry_api::one_line;
-use gantry_planner::decide::{Candidates, Filtered};
+use gantry_planner::decide::{Candidates, FilterVerdict};
 
 /// `ExtenderFilterResult`: nodes that pass in the form they came in, refused ones with their reasons.
 ///
 /// Every refusal is "unresolvable". kube-scheduler has counted devices before it asks, so on a node refused here preemption finds
 /// that the pod fits without victims, and fails with an error instead of helping.
-pub fn filter_answer(candidates: &CandidateNodes<'_>, filtered: &Filtered) -> Vec<u8> {
+pub fn filter_answer(candidates: &CandidateNodes<'_>, filtered: &FilterVerdict) -> Vec<u8> {
     let name = longest(candidates) + 4;
     let mut out =
         Vec::with_capacity(256 + name * filtered.passed.len() + (name + 96) * filtered.refused.len());

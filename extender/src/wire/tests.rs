@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use gantry_planner::decide::Filtered;
+use gantry_planner::decide::FilterVerdict;
 
 /// A filter body as kube-scheduler sends it: whole pod, explicit nulls.
 const FILTER: &str = include_str!("testdata/filter.json");
@@ -68,7 +68,7 @@ fn what_is_wrong_is_said_with_its_place() {
 
 #[test]
 fn a_filter_answer_has_every_field_that_go_would_write() {
-    let filtered = Filtered {
+    let filtered = FilterVerdict {
         passed: vec![0, 2],
         refused: vec![(1, 0)],
         reasons: vec!["node(s) with 3 of 8 GPUs free, 4 asked, 1 unhealthy (GPU 3: \"Xid 79\")".to_owned()],
@@ -89,7 +89,7 @@ fn a_filter_answer_has_every_field_that_go_would_write() {
 fn nodes_that_came_as_objects_go_back_as_they_came() {
     let raw = r#"{"metadata":{"name":"a","labels":{"x":"y"}},"spec":{"odd": 1}}"#;
     let nodes = CandidateNodes::Objects(vec![NodeObject { raw, node: serde_json::from_str(raw).unwrap() }]);
-    let filtered = Filtered::all_passed(1);
+    let filtered = FilterVerdict::all_passed(1);
     assert_eq!(
         value(&filter_answer(&nodes, &filtered)),
         json!({
@@ -133,11 +133,11 @@ proptest! {
     #[test]
     fn any_name_and_reason_is_written_as_json(name in ".{0,20}", reason in ".{0,40}") {
         let candidates = names(&[&name, "other", &name]);
-        let filtered = Filtered {
+        let filtered = FilterVerdict {
             passed: vec![1, 2],
             refused: vec![(0, 0)],
             reasons: vec![reason.clone()],
-            ..Filtered::default()
+            ..FilterVerdict::default()
         };
         let answer = value(&filter_answer(&candidates, &filtered));
         prop_assert_eq!(&answer["FailedAndUnresolvableNodes"][&name], &Value::from(&*gantry_api::one_line(&reason)));

@@ -16,10 +16,10 @@ use gantry_api::{Grant, NodeName, PodUid};
 use gantry_extender::bind::Binder;
 use gantry_extender::index::{self, Index, PartialGpuNode, Source, Store};
 use gantry_extender::metrics::Metrics;
-use gantry_extender::pod::{Reader, Seen, SlimPod};
+use gantry_extender::pod::{ParsedPod, Reader, SlimPod};
 use gantry_extender::service::Service;
-use gantry_extender::watched::Watched;
-use gantry_gang::protocol::Now;
+use gantry_extender::watched::WatchedResources;
+use gantry_gang::protocol::Moment;
 use gantry_planner::decide::Options;
 use gantry_planner::kind::Kinds;
 use serde_json::Value;
@@ -29,8 +29,8 @@ const NODE: &str = r#"{"metadata": {"name": "n"}, "status": {"allocatable": {"nv
 /// Devices of the node.
 const GPUS: usize = 4;
 
-fn watched() -> Watched {
-    Watched::new(["nvidia.com/gpu".into()])
+fn watched() -> WatchedResources {
+    WatchedResources::new(["nvidia.com/gpu".into()])
 }
 
 /// One node of four GPUs, all lists complete.
@@ -43,7 +43,7 @@ impl Cluster {
     fn new() -> Self {
         let now = Arc::new(Mutex::new(Instant::now()));
         let clock = Arc::clone(&now);
-        let clock = move || Now { at: *clock.lock().unwrap(), unix: 1_767_225_600 };
+        let clock = move || Moment { at: *clock.lock().unwrap(), unix: 1_767_225_600 };
         let index = Index::new(Options::default(), &watched(), "fuzz".into());
         let store = Arc::new(Store::with_clock(index, Box::new(clock)));
         let node = serde_json::from_str(NODE).unwrap();
@@ -76,8 +76,8 @@ impl Cluster {
 
     fn pod(&self, pod: SlimPod) {
         match Reader::new(watched()).read(pod) {
-            Some(Seen::Facts(facts)) => self.store.update(|index| index.pod_applied(*facts)),
-            Some(Seen::OtherPod(pod)) => self.store.update(|index| index.other_pod_applied(*pod)),
+            Some(ParsedPod::Facts(facts)) => self.store.update(|index| index.pod_applied(*facts)),
+            Some(ParsedPod::OtherPod(pod)) => self.store.update(|index| index.other_pod_applied(*pod)),
             None => {}
         }
     }

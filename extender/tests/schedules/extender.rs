@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 use gantry_api::{Decision, GangPhase, GangStatus, NodeName, PodUid, ResourceName};
 use gantry_extender::bind::Binder;
 use gantry_extender::index::{
-    self, BindError, BindStep, Index, Outcome, ReadPod, Reserved, Source, Store, Target, UnschedulablePod,
+    self, BindError, BindGrant, BindStep, Index, Outcome, ReadPod, Source, Store, Target, UnschedulablePod,
 };
 use gantry_extender::metrics::Metrics;
-use gantry_extender::pod::{PodFacts, Reader, Seen, Words};
+use gantry_extender::pod::{ParsedPod, PodFacts, Reader, TextInterner};
 use gantry_extender::service::Service;
-use gantry_extender::watched::Watched;
-use gantry_gang::protocol::{BindEnd, CommitFailure, Now, Object, Settings, WatchedOwner, Work};
+use gantry_extender::watched::WatchedResources;
+use gantry_gang::protocol::{BindEnd, CommitFailure, Moment, Object, Settings, WatchedOwner, Work};
 use gantry_gang::{GangKey, NodeFacts, OwnerRef, integrations};
 use gantry_planner::decide::Options;
 use gantry_planner::inventory::Inventory;
@@ -225,8 +225,8 @@ thread_local! {
     static METRICS: Arc<Metrics> = Arc::new(Metrics::new());
 }
 
-fn watched() -> Watched {
-    Watched::new(["nvidia.com/gpu".into()])
+fn watched() -> WatchedResources {
+    WatchedResources::new(["nvidia.com/gpu".into()])
 }
 
 impl Process {
@@ -372,7 +372,7 @@ impl World {
         let (base, clock) = (self.base, Arc::clone(&self.clock));
         let clock = move || {
             let now = clock.load(Ordering::Relaxed);
-            Now { at: base + Duration::from_millis(now), unix: BEGIN + i64::try_from(now / 1000).unwrap() }
+            Moment { at: base + Duration::from_millis(now), unix: BEGIN + i64::try_from(now / 1000).unwrap() }
         };
         let store = Arc::new(Store::with_clock(index, Box::new(clock)));
         let service = Service {

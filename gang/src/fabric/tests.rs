@@ -284,12 +284,12 @@ proptest! {
                 let node = nodes[*node as usize].as_ref().unwrap();
                 let value = |level: usize| node.labels.get(&levels.0[level].label);
                 let name = match domain.by {
-                    KnownBy::Label => value(level).unwrap().to_string(),
-                    KnownBy::Smaller(by) => {
+                    DomainIdentity::Label => value(level).unwrap().to_string(),
+                    DomainIdentity::Smaller(by) => {
                         prop_assert!(by > level && (level..by).all(|level| value(level).is_none()));
                         format!("{} {}", levels.0[by].name, value(by).unwrap())
                     }
-                    KnownBy::Node => {
+                    DomainIdentity::Node => {
                         prop_assert!(within.len() == 1 && (level..3).all(|level| value(level).is_none()));
                         node.name.to_string()
                     }

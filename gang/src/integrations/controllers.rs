@@ -1,9 +1,9 @@
 //! The workloads whose controllers make gangs of their own: what their pods carry.
 
-use super::own::Own;
+use super::own::OwnAnnotations;
 use super::value::{self, MOST_MEMBERS, number};
 use super::view::OWNER;
-use super::{Found, PodView, rank};
+use super::{FoundMembership, PodView, rank};
 use crate::key::Integration;
 use crate::membership::{OwnerKind, Size};
 
@@ -11,17 +11,18 @@ use crate::membership::{OwnerKind, Size};
 // stand in the object.
 
 /// `spec.schedulingGroup.podGroupName`.
-pub(super) fn pod_group<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+pub(super) fn pod_group<'a>(pod: &PodView<'a>, _: &OwnAnnotations<'a>) -> Option<FoundMembership<'a>> {
     let name = pod.scheduling_group.filter(|name| !name.is_empty())?;
     let place = "spec.schedulingGroup.podGroupName";
-    Some(Found::of_object(pod, Integration::PodGroup, OwnerKind::PodGroup, place, name))
+    Some(FoundMembership::of_object(pod, Integration::PodGroup, OwnerKind::PodGroup, place, name))
 }
 
 /// `spec.workloadRef`: each group of a Workload is a gang, and each replica of a group.
-pub(super) fn workload<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+pub(super) fn workload<'a>(pod: &PodView<'a>, _: &OwnAnnotations<'a>) -> Option<FoundMembership<'a>> {
     let workload = pod.workload.filter(|workload| !workload.name.is_empty())?;
     let place = "spec.workloadRef.name";
-    let mut found = Found::of_object(pod, Integration::Workload, OwnerKind::Workload, place, workload.name);
+    let mut found =
+        FoundMembership::of_object(pod, Integration::Workload, OwnerKind::Workload, place, workload.name);
     let group = found.word("spec.workloadRef.podGroup", Some(workload.pod_group));
     let replica = found.word("spec.workloadRef.podGroupReplicaKey", workload.replica_key);
     found.name = match replica {
@@ -51,13 +52,21 @@ pub(super) const LEADER: &str = "leader";
 pub(super) const WORKERS: &str = "worker";
 
 /// The gang of a LeaderWorkerSet's pod.
-pub(super) fn leader_worker_set<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+pub(super) fn leader_worker_set<'a>(
+    pod: &PodView<'a>,
+    _: &OwnAnnotations<'a>,
+) -> Option<FoundMembership<'a>> {
     let name = pod.label(LWS_NAME).filter(|name| !name.is_empty())?;
     // The leader's stateful set has the first label and no group; it is no pod. A pod always has both.
     let group = pod.label(LWS_GROUP)?;
     let kind = OwnerKind::LeaderWorkerSet;
-    let mut found =
-        Found::of_object(pod, Integration::LeaderWorkerSet, kind, &format!("label {LWS_NAME}"), name);
+    let mut found = FoundMembership::of_object(
+        pod,
+        Integration::LeaderWorkerSet,
+        kind,
+        &format!("label {LWS_NAME}"),
+        name,
+    );
     let group = found.word(&format!("label {LWS_GROUP}"), Some(group));
     found.name = format!("{}-{group}", found.name).into();
     // A group that is recreated from another template is another gang, though it has the same name.
@@ -115,14 +124,15 @@ pub(super) const BY_SELECTOR: &str = "alpha.jobset.sigs.k8s.io/node-selector";
 pub(super) const FOLLOWERS: &str = "/followers";
 
 /// The gang of a JobSet's pod.
-pub(super) fn job_set<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+pub(super) fn job_set<'a>(pod: &PodView<'a>, _: &OwnAnnotations<'a>) -> Option<FoundMembership<'a>> {
     let word = |name| pod.label(name).or_else(|| pod.annotation(name));
     let place = |name| match pod.label(name) {
         Some(_) => format!("label {name}"),
         None => format!("annotation {name}"),
     };
     let name = word(JOBSET_NAME).filter(|name| !name.is_empty())?;
-    let mut found = Found::of_object(pod, Integration::JobSet, OwnerKind::JobSet, &place(JOBSET_NAME), name);
+    let mut found =
+        FoundMembership::of_object(pod, Integration::JobSet, OwnerKind::JobSet, &place(JOBSET_NAME), name);
     let uid = found.word(&place(JOBSET_UID), word(JOBSET_UID));
     let attempt = found.word(&place(JOBSET_ATTEMPT), word(JOBSET_ATTEMPT).or(Some("0")));
     found.incarnation = if uid.is_empty() { attempt.into() } else { format!("{uid}/{attempt}").into() };
@@ -170,11 +180,16 @@ const TRAINING_ROLE: &str = "training.kubeflow.org/job-role";
 const TRAINING_INDEX: &str = "training.kubeflow.org/replica-index";
 
 /// The gang of a training job's pod.
-pub(super) fn training_job<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+pub(super) fn training_job<'a>(pod: &PodView<'a>, _: &OwnAnnotations<'a>) -> Option<FoundMembership<'a>> {
     let name = pod.label(TRAINING_NAME).filter(|name| !name.is_empty())?;
     let kind = training_kind(pod)?;
-    let mut found =
-        Found::of_object(pod, Integration::Kubeflow, kind, "label training.kubeflow.org/job-name", name);
+    let mut found = FoundMembership::of_object(
+        pod,
+        Integration::Kubeflow,
+        kind,
+        "label training.kubeflow.org/job-name",
+        name,
+    );
     // The launcher of an MPIJob is the pod of a Job of its own and does not know the MPIJob's UID: there all go without.
     if let Some(controller) = pod.controller.filter(|_| kind != OwnerKind::MpiJob) {
         found.incarnation = found.word(OWNER, Some(controller.uid)).into();
@@ -225,13 +240,18 @@ const RAY_HOST: &str = "ray.io/replica-host-index";
 pub(super) const HEAD: &str = "head";
 
 /// The gang of a Ray cluster's pod.
-pub(super) fn ray_cluster<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+pub(super) fn ray_cluster<'a>(pod: &PodView<'a>, _: &OwnAnnotations<'a>) -> Option<FoundMembership<'a>> {
     let name = pod.label(RAY_CLUSTER).filter(|name| !name.is_empty())?;
     let controller = pod.controller.filter(|controller| {
         controller.api_version.starts_with("ray.io/") && controller.kind == "RayCluster"
     })?;
-    let mut found =
-        Found::of_object(pod, Integration::Ray, OwnerKind::RayCluster, "label ray.io/cluster", name);
+    let mut found = FoundMembership::of_object(
+        pod,
+        Integration::Ray,
+        OwnerKind::RayCluster,
+        "label ray.io/cluster",
+        name,
+    );
     found.incarnation = found.word(OWNER, Some(controller.uid)).into();
     found.role = match pod.label(RAY_TYPE) {
         Some("head") => HEAD,
@@ -248,12 +268,12 @@ pub(super) fn ray_cluster<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a
 // A batch Job with pods that ask to be a gang. No other Job is one: that its pods run at once does not mean that they need each other.
 
 /// The gang of a Job's pod that states a minimum and names no gang.
-pub(super) fn job<'a>(pod: &PodView<'a>, own: &Own<'a>) -> Option<Found<'a>> {
+pub(super) fn job<'a>(pod: &PodView<'a>, own: &OwnAnnotations<'a>) -> Option<FoundMembership<'a>> {
     own.min?;
     let controller = pod
         .controller
         .filter(|controller| controller.kind == "Job" && controller.api_version.starts_with("batch/"))?;
-    let mut found = Found::of_object(pod, Integration::Job, OwnerKind::Job, OWNER, controller.name);
+    let mut found = FoundMembership::of_object(pod, Integration::Job, OwnerKind::Job, OWNER, controller.name);
     found.incarnation = found.word(OWNER, Some(controller.uid)).into();
     found.rank = rank::completion_index(pod);
     Some(found)

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use super::own::Own;
-use super::value::{self, MOST_MEMBERS, fault, number, shown};
-use super::{Found, PodView, rank};
+use super::own::OwnAnnotations;
+use super::value::{self, fault, shown};
+use super::{FoundMembership, PodView, rank};
 use crate::key::Integration;
-use crate::membership::{OwnerKind, OwnerRef, Size, TopologyHint};
-use crate::terms::Fault;
+use crate::membership::{OwnerKind, Size, TopologyHint};
 
 /// Label of the coscheduling plugin.
 const COSCHEDULING: &str = "scheduling.x-k8s.io/pod-group";
@@ -19,22 +18,22 @@ const COSCHEDULING_NAME: &str = "pod-group.scheduling.sigs.k8s.io/name";
 const COSCHEDULING_MIN: &str = "pod-group.scheduling.sigs.k8s.io/min-available";
 
 /// The coscheduling plugin of scheduler-plugins.
-pub(super) fn coscheduling<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+pub(super) fn coscheduling<'a>(pod: &PodView<'a>, _: &OwnAnnotations<'a>) -> Option<FoundMembership<'a>> {
     let named = |label| pod.label(label).filter(|name| !name.is_empty());
     let by = |label, kind| Some((label, named(label)?, kind));
     let group = by(COSCHEDULING, OwnerKind::CoschedulingPodGroup)
         .or_else(|| by(COSCHEDULING_OLD, OwnerKind::KoordinatorPodGroup));
     if let Some((label, name, kind)) = group {
         let place = format!("label {label}");
-        return Some(Found::of_object(pod, Integration::Coscheduling, kind, &place, name));
+        return Some(FoundMembership::of_object(pod, Integration::Coscheduling, kind, &place, name));
     }
     let name = named(COSCHEDULING_NAME)?;
     let place = format!("label {COSCHEDULING_NAME}");
     if pod.label(COSCHEDULING_MIN).is_none() {
         let kind = OwnerKind::CoschedulingPodGroup;
-        return Some(Found::of_object(pod, Integration::Coscheduling, kind, &place, name));
+        return Some(FoundMembership::of_object(pod, Integration::Coscheduling, kind, &place, name));
     }
-    let mut found = Found::named(Integration::Coscheduling, &place, name);
+    let mut found = FoundMembership::named(Integration::Coscheduling, &place, name);
     found.states("label pod-group.scheduling.sigs.k8s.io/min-available", pod.label(COSCHEDULING_MIN));
     Some(found)
 }
@@ -44,12 +43,13 @@ const VOLCANO_OLD: &str = "scheduling.k8s.io/group-name";
 const VOLCANO_MIN: &str = "scheduling.volcano.sh/group-min-member";
 
 /// Volcano. Its Jobs name their PodGroup after themselves and their UID, so a recreated Job is another gang.
-pub(super) fn volcano<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+pub(super) fn volcano<'a>(pod: &PodView<'a>, _: &OwnAnnotations<'a>) -> Option<FoundMembership<'a>> {
     let named = |annotation| pod.annotation(annotation).filter(|name| !name.is_empty());
     let by = |annotation| Some((annotation, named(annotation)?));
     let (place, name) = by(VOLCANO).or_else(|| by(VOLCANO_OLD))?;
     let place = format!("annotation {place}");
-    let mut found = Found::of_object(pod, Integration::Volcano, OwnerKind::VolcanoPodGroup, &place, name);
+    let mut found =
+        FoundMembership::of_object(pod, Integration::Volcano, OwnerKind::VolcanoPodGroup, &place, name);
     found.states("annotation scheduling.volcano.sh/group-min-member", pod.annotation(VOLCANO_MIN));
     found.role = found.word("annotation volcano.sh/task-spec", pod.annotation("volcano.sh/task-spec"));
     found.rank =
@@ -64,9 +64,10 @@ const KOORDINATOR_WAIT: &str = "gang.scheduling.koordinator.sh/waiting-time";
 
 /// Koordinator's annotations. Its mode, groups and match policy are not followed: docs/gangs-recognition.md states what
 /// holds instead.
-pub(super) fn koordinator<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+pub(super) fn koordinator<'a>(pod: &PodView<'a>, _: &OwnAnnotations<'a>) -> Option<FoundMembership<'a>> {
     let name = pod.annotation(KOORDINATOR).filter(|name| !name.is_empty())?;
-    let mut found = Found::named(Integration::Koordinator, &format!("annotation {KOORDINATOR}"), name);
+    let mut found =
+        FoundMembership::named(Integration::Koordinator, &format!("annotation {KOORDINATOR}"), name);
     found.states("annotation gang.scheduling.koordinator.sh/min-available", pod.annotation(KOORDINATOR_MIN));
     let stated = pod.annotation(KOORDINATOR_TOTAL);
     let stated = found.read(&format!("annotation {KOORDINATOR_TOTAL}"), stated);
@@ -93,7 +94,7 @@ const KUEUE_TOTAL: &str = "kueue.x-k8s.io/pod-group-total-count";
 
 /// Kueue's groups of plain pods. Kueue itself puts the pods of servers (StatefulSets, Deployments), and pods that are made one after the
 /// other, into groups and marks them: they are no gang.
-pub(super) fn kueue<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+pub(super) fn kueue<'a>(pod: &PodView<'a>, _: &OwnAnnotations<'a>) -> Option<FoundMembership<'a>> {
     // Since 0.18 the annotation, which may be longer, goes before the label.
     let named = |name: Option<&'a str>| name.filter(|name| !name.is_empty());
     let (what, name) = match named(pod.annotation(KUEUE)) {
@@ -104,7 +105,7 @@ pub(super) fn kueue<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     if one_by_one.iter().any(|name| pod.annotation(name) == Some("true")) {
         return None;
     }
-    let mut found = Found::named(Integration::Kueue, &format!("{what} {KUEUE}"), name);
+    let mut found = FoundMembership::named(Integration::Kueue, &format!("{what} {KUEUE}"), name);
     found.states("annotation kueue.x-k8s.io/pod-group-total-count", pod.annotation(KUEUE_TOTAL));
     if let Size::Stated { min, total } = &mut found.size {
         *total = Some(*min);
@@ -130,10 +131,15 @@ pub(super) fn kueue_topology(pod: &PodView<'_>) -> Option<TopologyHint> {
 pub(super) const KAI: &str = "pod-group-name";
 
 /// KAI, whose pod-grouper names the PodGroup on every pod.
-pub(super) fn kai<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+pub(super) fn kai<'a>(pod: &PodView<'a>, _: &OwnAnnotations<'a>) -> Option<FoundMembership<'a>> {
     let name = pod.annotation(KAI).filter(|name| !name.is_empty())?;
-    let mut found =
-        Found::of_object(pod, Integration::Kai, OwnerKind::KaiPodGroup, "annotation pod-group-name", name);
+    let mut found = FoundMembership::of_object(
+        pod,
+        Integration::Kai,
+        OwnerKind::KaiPodGroup,
+        "annotation pod-group-name",
+        name,
+    );
     let group = pod.label("kai.scheduler/subgroup-name");
     found.role = found.word("label kai.scheduler/subgroup-name", group);
     Some(found)
@@ -145,37 +151,14 @@ const GROVE_INDEX: &str = "grove.io/podclique-pod-index";
 
 /// Grove, whose operator names the PodGang on every pod that may be scheduled: the base PodGang of a replica of a PodCliqueSet, or one that
 /// a scaling group has added.
-pub(super) fn grove<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+pub(super) fn grove<'a>(pod: &PodView<'a>, _: &OwnAnnotations<'a>) -> Option<FoundMembership<'a>> {
     let name = pod.label(GROVE).filter(|name| !name.is_empty())?;
     let place = format!("label {GROVE}");
-    let mut found = Found::of_object(pod, Integration::Grove, OwnerKind::PodGang, &place, name);
+    let mut found = FoundMembership::of_object(pod, Integration::Grove, OwnerKind::PodGang, &place, name);
     found.role = found.word(&format!("label {GROVE_CLIQUE}"), pod.label(GROVE_CLIQUE));
     // Each PodClique numbers its own pods.
     found.rank = rank::index(pod.label(GROVE_INDEX));
     Some(found)
-}
-
-impl Found<'_> {
-    /// A minimum that stands on the pod, if it does.
-    fn states(&mut self, place: &'static str, text: Option<&str>) {
-        if let Some(min) = self.read(place, text) {
-            self.size = Size::Stated { min, total: None };
-            self.size_source = place;
-        }
-    }
-
-    /// A number of members; absent is none, anything else that is no number is a fault.
-    fn read(&mut self, place: &str, text: Option<&str>) -> Option<u32> {
-        let read: Result<u32, Fault> = number(place, text?, 1..=MOST_MEMBERS);
-        read.map_err(|wrong| self.faults.push(wrong)).ok()
-    }
-}
-
-impl PodView<'_> {
-    /// An object in the pod's namespace.
-    pub(super) fn beside(&self, kind: OwnerKind, name: &str) -> OwnerRef {
-        OwnerRef { kind, namespace: self.namespace.into(), name: name.into(), part: "".into() }
-    }
 }
 
 /// A time as Go writes it: `90s`, `1h30m`, `500ms`.

@@ -29,7 +29,7 @@ pub fn membership(pod: &PodView<'_>) -> Option<Membership> {
     }
     let mut found = READERS.iter().filter_map(|read| read(pod, &own));
     let first = found.next().or_else(|| own.stray(pod))?;
-    let others: Vec<Found<'_>> = found.collect();
+    let others: Vec<FoundMembership<'_>> = found.collect();
     Some(own.over(pod, first, &others))
 }
 
@@ -81,12 +81,12 @@ const READERS: [Reader; 14] = [
     controllers::job,
 ];
 
-type Reader = for<'a> fn(&PodView<'a>, &own::Own<'a>) -> Option<Found<'a>>;
+type Reader = for<'a> fn(&PodView<'a>, &own::OwnAnnotations<'a>) -> Option<FoundMembership<'a>>;
 
 /// What one convention finds on a pod. Whatever of it is free text is short and has a form: annotations and owner references may hold
 /// anything.
 #[derive(Debug, Clone)]
-struct Found<'a> {
+struct FoundMembership<'a> {
     integration: Integration,
     name: Arc<str>,
     incarnation: Arc<str>,
@@ -101,7 +101,7 @@ struct Found<'a> {
     faults: Vec<Fault>,
 }
 
-impl<'a> Found<'a> {
+impl<'a> FoundMembership<'a> {
     /// A gang by a mere name that stands at `place`, and nothing more.
     fn named(integration: Integration, place: &str, name: &str) -> Self {
         let mut found = Self::new(integration, name);
@@ -140,6 +140,29 @@ impl<'a> Found<'a> {
                 self.faults.push(wrong);
                 ""
             }
+        }
+    }
+
+    /// A minimum that stands on the pod, if it does.
+    fn states(&mut self, place: &'static str, text: Option<&str>) {
+        if let Some(min) = self.read(place, text) {
+            self.size = Size::Stated { min, total: None };
+            self.size_source = place;
+        }
+    }
+
+    /// A number of members; absent is none, anything else that is no number is a fault.
+    fn read(&mut self, place: &str, text: Option<&str>) -> Option<u32> {
+        let read: Result<u32, Fault> = value::number(place, text?, 1..=value::MOST_MEMBERS);
+        read.map_err(|wrong| self.faults.push(wrong)).ok()
+    }
+
+    /// The pod's place by a convention that was passed over. What names a gang seldom has an order of its own: the controller that makes
+    /// the pods has.
+    fn rank_among_all(&self, pod: &PodView<'_>) -> Option<u32> {
+        match self.integration {
+            Integration::LeaderWorkerSet => controllers::rank_in_set(pod),
+            _ => self.rank,
         }
     }
 

@@ -8,7 +8,7 @@ use gantry_api::names;
 
 use super::value::{self, fault, number};
 use super::view::of_ours;
-use super::{Found, PodView, grouped};
+use super::{FoundMembership, PodView, grouped};
 use crate::key::{GangKey, Integration};
 use crate::membership::{GangOptions, JobRef, Membership, OwnerKind, OwnerRef, Revision, Size};
 use crate::terms::{Fault, Rails, Repair, TopologyRequest};
@@ -21,7 +21,7 @@ const MAKER: usize = 253;
 
 /// What our annotations on a pod state.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Own<'a> {
+pub(super) struct OwnAnnotations<'a> {
     /// It is to be no member of any gang.
     pub(super) opted_out: bool,
     /// The gang's name.
@@ -52,18 +52,18 @@ pub(super) enum Min {
 }
 
 /// The gang that is named by our annotation.
-pub(super) fn gang<'a>(_: &PodView<'a>, own: &Own<'a>) -> Option<Found<'a>> {
+pub(super) fn gang<'a>(_: &PodView<'a>, own: &OwnAnnotations<'a>) -> Option<FoundMembership<'a>> {
     let name = own.gang?;
     // What is wrong with it is reported with the rest of ours.
     Some(match value::name(name) {
-        Ok(()) => Found::new(Integration::Annotation, name),
-        Err(_) => Found::new(Integration::Annotation, &value::stand_in(name)),
+        Ok(()) => FoundMembership::new(Integration::Annotation, name),
+        Err(_) => FoundMembership::new(Integration::Annotation, &value::stand_in(name)),
     })
 }
 
 /// Reads our annotations.
-pub(super) fn read<'a>(pod: &PodView<'a>) -> Own<'a> {
-    let mut own = Own::default();
+pub(super) fn read<'a>(pod: &PodView<'a>) -> OwnAnnotations<'a> {
+    let mut own = OwnAnnotations::default();
     for (name, text) in of_ours(pod.annotations) {
         own.take(name, text);
     }
@@ -96,7 +96,7 @@ pub(super) fn read<'a>(pod: &PodView<'a>) -> Own<'a> {
     own
 }
 
-impl<'a> Own<'a> {
+impl<'a> OwnAnnotations<'a> {
     fn take(&mut self, name: &'a str, text: &'a str) {
         let place = || format!("annotation {name}");
         let count = || number(place(), text, 1..=value::MOST_MEMBERS);
@@ -208,9 +208,9 @@ impl<'a> Own<'a> {
     }
 
     /// A pod of no gang with an annotation that only makes sense on a pod of a gang: it must not be scheduled unnoticed.
-    pub(super) fn stray<'b>(&self, pod: &PodView<'b>) -> Option<Found<'b>> {
+    pub(super) fn stray<'b>(&self, pod: &PodView<'b>) -> Option<FoundMembership<'b>> {
         self.speaks_of_gang?;
-        let mut found = Found::new(Integration::Annotation, pod.name);
+        let mut found = FoundMembership::new(Integration::Annotation, pod.name);
         found.incarnation = pod.uid.into();
         if !self.opted_out {
             found.faults.push(fault(
@@ -226,7 +226,12 @@ impl<'a> Own<'a> {
     }
 
     /// What the first convention found, and what the user states on top of it.
-    pub(super) fn over(self, pod: &PodView<'_>, first: Found<'_>, others: &[Found<'_>]) -> Membership {
+    pub(super) fn over(
+        self,
+        pod: &PodView<'_>,
+        first: FoundMembership<'_>,
+        others: &[FoundMembership<'_>],
+    ) -> Membership {
         let made_by = made_by(pod, &first, others);
         let mut faults = self.faults;
         faults.extend(first.faults);
@@ -244,8 +249,9 @@ impl<'a> Own<'a> {
             (Some(Min::All), _) => {
                 // A PodGroup states how many are needed; the job that makes them states how many there are.
                 let with_owner = others.iter().filter(|other| other.owner.is_some());
-                let makes_pods =
-                    |found: &&Found<'_>| found.owner.as_ref().is_some_and(|owner| owner.kind.makes_pods());
+                let makes_pods = |found: &&FoundMembership<'_>| {
+                    found.owner.as_ref().is_some_and(|owner| owner.kind.makes_pods())
+                };
                 let job = with_owner.clone().find(makes_pods);
                 let other = match &owner {
                     Some(owner) if owner.kind.makes_pods() => None,
@@ -318,19 +324,8 @@ impl<'a> Own<'a> {
     }
 }
 
-impl Found<'_> {
-    /// The pod's place by a convention that was passed over. What names a gang seldom has an order of its own: the controller that makes
-    /// the pods has.
-    fn rank_among_all(&self, pod: &PodView<'_>) -> Option<u32> {
-        match self.integration {
-            Integration::LeaderWorkerSet => super::controllers::rank_in_set(pod),
-            _ => self.rank,
-        }
-    }
-}
-
 /// The recognised object that creates the pod, where another one states the size of its gang, or none does.
-fn creator(pod: &PodView<'_>, owner: Option<&OwnerRef>, others: &[Found<'_>]) -> Option<OwnerRef> {
+fn creator(pod: &PodView<'_>, owner: Option<&OwnerRef>, others: &[FoundMembership<'_>]) -> Option<OwnerRef> {
     if owner.is_some_and(|owner| owner.kind.makes_pods()) {
         return None;
     }
@@ -374,12 +369,16 @@ fn revision(pod: &PodView<'_>) -> Option<Revision> {
 }
 
 /// The UID of what made a pod: of the whole, where it makes jobs or pods in several parts.
-fn made_by(pod: &PodView<'_>, first: &Found<'_>, others: &[Found<'_>]) -> Option<Arc<str>> {
+fn made_by(
+    pod: &PodView<'_>,
+    first: &FoundMembership<'_>,
+    others: &[FoundMembership<'_>],
+) -> Option<Arc<str>> {
     if !first.incarnation.is_empty() {
         return None;
     }
     // The launcher of an MPIJob is the pod of a Job of its own: of the whole its pods know the name alone.
-    let of_mpi = |found: &Found<'_>| {
+    let of_mpi = |found: &FoundMembership<'_>| {
         let owner = found.owner.as_ref();
         owner.is_some_and(|owner| owner.kind == OwnerKind::MpiJob)
     };
@@ -404,7 +403,7 @@ fn whole(text: &str) -> Arc<str> {
 
 /// The job that made a pod, or the StatefulSet: the whole, where it makes jobs or pods in several parts. Of a Deployment there is nothing
 /// to distinguish: what makes its pods changes with every rollout.
-fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<JobRef> {
+fn maker(pod: &PodView<'_>, others: &[FoundMembership<'_>]) -> Option<JobRef> {
     if let Some(job) = others.iter().find(|other| !other.incarnation.is_empty()) {
         return (job.integration != Integration::LeaderWorkerSet).then(|| JobRef {
             kind: match job.integration {

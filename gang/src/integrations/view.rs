@@ -6,6 +6,7 @@ use std::ops::Bound;
 use gantry_api::names;
 
 use super::{grouped, own};
+use crate::membership::{OwnerKind, OwnerRef};
 
 /// What of a pod may declare that it belongs to a gang.
 #[derive(Debug, Clone, Copy, Default)]
@@ -35,6 +36,11 @@ impl<'a> PodView<'a> {
 
     pub fn annotation(&self, name: &str) -> Option<&'a str> {
         self.annotations?.get(name).map(String::as_str)
+    }
+
+    /// An object in the pod's namespace.
+    pub(super) fn beside(&self, kind: OwnerKind, name: &str) -> OwnerRef {
+        OwnerRef { kind, namespace: self.namespace.into(), name: name.into(), part: "".into() }
     }
 }
 

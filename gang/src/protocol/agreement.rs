@@ -12,7 +12,7 @@ use crate::integrations::value::{MOST_FAULTS, fault};
 use crate::key::Integration;
 use crate::membership::{Disruption, Membership, OwnerFacts, OwnerRef};
 use crate::quorum::{Quorum, Selection};
-use crate::terms::{Declared, Defaults, Fault, OwnerState, Resolved, Terms, resolve};
+use crate::terms::{Defaults, Fault, OwnerState, PodDeclarations, Terms, TermsResolution, resolve};
 
 /// Jobs that a message about a shared gang name lists.
 const MAX_LISTED_JOBS: usize = 3;
@@ -42,7 +42,7 @@ pub(super) struct Declaration {
 /// The declarations of a gang and the terms that follow from them.
 #[derive(Debug, Clone)]
 pub(super) struct Agreement {
-    declared: Declared,
+    declared: PodDeclarations,
     resolution: Resolution,
     /// The last valid terms: a decided gang continues by them.
     last_valid: Option<Arc<Terms>>,
@@ -90,7 +90,7 @@ pub(super) struct Agreement {
 impl Agreement {
     pub(super) fn new() -> Self {
         Self {
-            declared: Declared::default(),
+            declared: PodDeclarations::default(),
             resolution: Resolution::Unknown("no size is declared".into()),
             last_valid: None,
             spec: None,
@@ -271,7 +271,7 @@ impl Agreement {
 
     /// No declaration of an earlier incarnation counts any more.
     pub(super) fn forget_members(&mut self) {
-        self.declared = Declared::default();
+        self.declared = PodDeclarations::default();
         self.redeclared = false;
     }
 
@@ -381,15 +381,15 @@ impl Agreement {
             ceilings: &settings.ceilings,
         };
         Some(match resolve(&self.declared, owner, self.spec.as_ref(), &defaults) {
-            Resolved::Terms(terms) => match self.shared_name(&terms) {
+            TermsResolution::Terms(terms) => match self.shared_name(&terms) {
                 None => {
                     let quorum = tree.map(|(_, quorum)| Arc::new(quorum));
                     Resolution::Terms(Arc::new(Terms { quorum, ..terms }))
                 }
                 Some(fault) => Resolution::Invalid(vec![fault]),
             },
-            Resolved::NotYet(why) => Resolution::Unknown(why),
-            Resolved::Invalid(faults) => Resolution::Invalid(faults),
+            TermsResolution::NotYet(why) => Resolution::Unknown(why),
+            TermsResolution::Invalid(faults) => Resolution::Invalid(faults),
         })
     }
 

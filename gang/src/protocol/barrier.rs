@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use gantry_api::PodUid;
 
 use super::after;
-use super::types::{Now, Placement, Settings};
+use super::types::{Moment, Placement, Settings};
 
 /// While members arrive, a reservation is kept for so many times as a member may take to arrive.
 const MAX_ARRIVALS: u32 = 5;
@@ -89,14 +89,14 @@ impl Barrier {
     }
 
     /// Whether its time is over. Victims that are all terminating are waited for as long as they take by their own word, and some longer.
-    pub(super) fn is_over(&mut self, now: Now, settings: &Settings) -> bool {
+    pub(super) fn is_over(&mut self, now: Moment, settings: &Settings) -> bool {
         if now.at >= self.until && self.has_victims() {
             self.until = self.until.max(self.victims_end(now, settings));
         }
         now.at >= self.until
     }
 
-    fn victims_end(&self, now: Now, settings: &Settings) -> Instant {
+    fn victims_end(&self, now: Moment, settings: &Settings) -> Instant {
         let Some(by) = self.all_gone_by() else {
             return now.at;
         };

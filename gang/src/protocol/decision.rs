@@ -1,5 +1,5 @@
 //! The decision of a gang: first while it is being written, then as it stands. What the object shows of it, and how certain that is, is
-//! tracked in [`Written`].
+//! tracked in [`ReservationWrites`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use gantry_api::{DecidedReservation, Decision, PodUid};
 
 use super::after;
-use super::types::{CommitFailure, Now, Settings};
+use super::types::{CommitFailure, Moment, Settings};
 use crate::terms::{Repair, Terms};
 
 /// When a decision was made, by its ID: in seconds since 1970, and its number in its process. `None` of an ID that is not ours.
@@ -101,7 +101,7 @@ struct MissingSince {
 
 /// A decision that stands.
 #[derive(Debug, Clone)]
-pub(super) struct Decided {
+pub(super) struct StandingDecision {
     id: String,
     min: u32,
     /// The minimums of its roles; `None` for a decision of another process, until the terms are known again.
@@ -117,7 +117,7 @@ pub(super) struct Decided {
     shortage: Option<MissingSince>,
     /// Which gang got the slot of a lost member that is still missing.
     gave_to: Option<Arc<str>>,
-    written: Written,
+    written: ReservationWrites,
     /// By slot of a member that was a spare one: the pods that were lent its devices and have to go.
     evictions: BTreeMap<u32, Eviction>,
 }
@@ -132,7 +132,7 @@ struct Eviction {
     until: Instant,
 }
 
-impl Decided {
+impl StandingDecision {
     /// The decision that was just written.
     pub(super) fn new(decision: &Decision, terms: Option<&Terms>) -> Self {
         Self {
@@ -145,7 +145,7 @@ impl Decided {
             lost_since: None,
             shortage: None,
             gave_to: None,
-            written: Written::new(decision),
+            written: ReservationWrites::new(decision),
             evictions: BTreeMap::new(),
         }
     }
@@ -191,11 +191,11 @@ impl Decided {
         self.gave_to.as_ref()
     }
 
-    pub(super) fn written(&self) -> &Written {
+    pub(super) fn written(&self) -> &ReservationWrites {
         &self.written
     }
 
-    pub(super) fn written_mut(&mut self) -> &mut Written {
+    pub(super) fn written_mut(&mut self) -> &mut ReservationWrites {
         &mut self.written
     }
 
@@ -293,7 +293,7 @@ impl Decided {
     /// Returns those that are to be evicted.
     pub(super) fn evict_from(
         &mut self,
-        now: Now,
+        now: Moment,
         settings: &Settings,
         slot: u32,
         pods: &BTreeSet<PodUid>,
@@ -354,7 +354,7 @@ type Reservations = BTreeMap<PodUid, DecidedReservation>;
 /// part of the decision. A reservation that a member got after the decision counts only once the object shows it: a watch that lags, or a
 /// write that is on its way, must not make an older state count again.
 #[derive(Debug, Clone)]
-pub(super) struct Written {
+pub(super) struct ReservationWrites {
     /// What was last reported, to be written.
     reported: Reservations,
     revision: u64,
@@ -365,7 +365,7 @@ pub(super) struct Written {
     shown_revision: u64,
 }
 
-impl Written {
+impl ReservationWrites {
     /// A decision that is in the object.
     pub(super) fn new(decision: &Decision) -> Self {
         let reservations = by_pod(decision);
@@ -514,7 +514,7 @@ mod tests {
         }
     }
 
-    fn has(written: &Written, pod: u8, node: u8) -> bool {
+    fn has(written: &ReservationWrites, pod: u8, node: u8) -> bool {
         written.has(&format!("p{pod}").as_str().into(), &slot(node, Some(pod)))
     }
 
@@ -522,7 +522,7 @@ mod tests {
     fn written_members_that_trade_twice_wait_for_the_last() {
         // Two members trade reservations there and back: both wait until the object shows the last trade.
         let mut first = decision(&[(0, Some(0)), (1, Some(1))]);
-        let mut written = Written::new(&first);
+        let mut written = ReservationWrites::new(&first);
         assert!(has(&written, 0, 0) && has(&written, 1, 1));
         let mut traded = decision(&[(1, Some(0)), (0, Some(1))]);
         written.report(&mut traded);
@@ -540,7 +540,7 @@ mod tests {
 
     #[test]
     fn written_member_that_stays_waits_for_no_trade() {
-        let mut written = Written::new(&decision(&[(0, Some(0)), (1, Some(1)), (2, Some(2))]));
+        let mut written = ReservationWrites::new(&decision(&[(0, Some(0)), (1, Some(1)), (2, Some(2))]));
         written.report(&mut decision(&[(1, Some(0)), (0, Some(1)), (2, Some(2))]));
         assert!(has(&written, 2, 2));
         assert!(!has(&written, 0, 1));
@@ -549,7 +549,7 @@ mod tests {
     #[test]
     fn written_member_that_returns_to_its_reservation_waits() {
         let first = decision(&[(0, Some(0)), (1, Some(1))]);
-        let mut written = Written::new(&first);
+        let mut written = ReservationWrites::new(&first);
         written.report(&mut decision(&[(1, Some(1))]));
         assert!(!has(&written, 0, 0), "it is reported without a reservation");
         let mut again = decision(&[(0, Some(0)), (1, Some(1))]);
@@ -563,7 +563,7 @@ mod tests {
 
     #[test]
     fn written_names_members_on_their_way_into_the_object() {
-        let mut written = Written::new(&decision(&[(0, Some(0))]));
+        let mut written = ReservationWrites::new(&decision(&[(0, Some(0))]));
         let mut more = decision(&[(0, Some(0)), (1, Some(1))]);
         assert!(!written.names(&"p1".into()));
         written.report(&mut more);
@@ -576,7 +576,7 @@ mod tests {
 
     #[test]
     fn written_late_write_of_earlier_process_is_overwritten() {
-        let mut written = Written::new(&decision(&[(0, Some(0)), (1, Some(1))]));
+        let mut written = ReservationWrites::new(&decision(&[(0, Some(0)), (1, Some(1))]));
         let mut theirs = decision(&[(1, Some(0)), (0, Some(1))]);
         theirs.revision = 1;
         assert!(!written.observe(&theirs));
@@ -616,7 +616,7 @@ mod tests {
             let slots = |of: &BTreeMap<u8, u8>| {
                 decision(&of.iter().map(|(pod, node)| (*node, Some(*pod))).collect::<Vec<_>>())
             };
-            let mut written = Written::new(&slots(&reported[0]));
+            let mut written = ReservationWrites::new(&slots(&reported[0]));
             let mut states = vec![slots(&reported[0])];
             for places in &reported[1..] {
                 let mut next = slots(places);

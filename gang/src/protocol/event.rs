@@ -44,7 +44,7 @@ pub enum GangEvent<'a> {
     Filter {
         pod: &'a PodUid,
         /// The nodes that kube-scheduler offers.
-        offered: Offered<'a>,
+        offered: OfferedNodes<'a>,
     },
     /// Bind is called for a pod. Replies with an [`Arrival`]. While that is [`Arrival::Wait`] the event is repeated whenever the gang has
     /// changed.
@@ -134,9 +134,9 @@ pub enum GangEvent<'a> {
 
 /// Which nodes kube-scheduler offers.
 #[derive(Clone, Copy)]
-pub struct Offered<'a>(pub &'a dyn Fn(&NodeName) -> bool);
+pub struct OfferedNodes<'a>(pub &'a dyn Fn(&NodeName) -> bool);
 
-impl fmt::Debug for Offered<'_> {
+impl fmt::Debug for OfferedNodes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Offered")
     }

@@ -26,7 +26,7 @@ use super::agreement::{Agreement, Declaration, Resolution};
 use super::attempts::Attempts;
 use super::barrier::Barrier;
 use super::blockers::Blockers;
-use super::decision::{BoundChange, Commit, CommitEnd, Decided, PastDecisions};
+use super::decision::{BoundChange, Commit, CommitEnd, PastDecisions, StandingDecision};
 use super::idle_time::IdleDevices;
 use super::members::{Class, Count, Members, TrackedMember};
 use super::objects::GangSite;
@@ -37,7 +37,7 @@ use super::roster::{Loss, Roster, pair};
 use super::slot_list::{MAX_DECISION_BYTES, SlotList};
 use super::slots::{Holder, Slot, Slots};
 use super::types::{
-    Answer, Arrival, Assignment, BindEnd, Blocker, CommitFailure, Member, Now, Placement, PlanRequest,
+    Answer, Arrival, Assignment, BindEnd, Blocker, CommitFailure, Member, Moment, Placement, PlanRequest,
     Settings, SlotReservation, Stage, Work,
 };
 use super::{Env, after};
@@ -94,7 +94,7 @@ enum State {
     /// The decision is being written.
     Committing(Commit),
     /// It is decided: from here on only forward.
-    Decided(Box<Decided>),
+    Decided(Box<StandingDecision>),
     /// No member of its incarnation is left, and its owner creates all of them again: the slots are kept for the next incarnation.
     Awaiting(Box<Succession>),
     /// Its members of the incarnation before are being deleted.
@@ -130,7 +130,7 @@ pub(super) struct GangSnapshot {
 
 /// What is asked of the gang's terms and members.
 impl Gang {
-    pub(super) fn new(key: Arc<GangKey>, now: Now) -> Self {
+    pub(super) fn new(key: Arc<GangKey>, now: Moment) -> Self {
         Self {
             waits: Cause::New.of_pods(&key, None),
             key,
@@ -281,7 +281,7 @@ impl Gang {
         }
     }
 
-    fn decided(&self) -> Option<&Decided> {
+    fn decided(&self) -> Option<&StandingDecision> {
         match &self.state {
             State::Decided(decided) => Some(decided),
             _ => None,
@@ -394,7 +394,7 @@ impl Gang {
 /// What happens to the gang.
 impl Gang {
     /// A member, as the watch shows it.
-    pub(super) fn observe(&mut self, now: Now, pod: Member, settings: &Settings, synced: bool) {
+    pub(super) fn observe(&mut self, now: Moment, pod: Member, settings: &Settings, synced: bool) {
         let uid = pod.uid.clone();
         if synced && self.members().get(&uid).is_none() && self.begins_next_incarnation(&pod) {
             self.begin_next_incarnation(&[], now, settings);
@@ -411,7 +411,7 @@ impl Gang {
     }
 
     /// The pod of a member is gone.
-    pub(super) fn remove(&mut self, now: Now, uid: &PodUid, settings: &Settings) {
+    pub(super) fn remove(&mut self, now: Moment, uid: &PodUid, settings: &Settings) {
         let waited = self.members().unplaced().contains(uid);
         let (member, loss) = self.roster.remove(uid, now.at);
         self.lost_to_eviction |= self.all_evicted && loss == Loss::Evicted;
@@ -1508,7 +1508,7 @@ impl Gang {
             return;
         };
         let terms = self.agreement.working_terms().map(|terms| &**terms);
-        self.state = State::Decided(Box::new(Decided::new(commit.decision(), terms)));
+        self.state = State::Decided(Box::new(StandingDecision::new(commit.decision(), terms)));
         self.continues = None;
         self.agreement.retain_owners(true, None);
         self.bound_priority = self.members().priority();
@@ -1562,7 +1562,7 @@ impl Gang {
     }
 
     /// Its status, if it differs from what was last reported.
-    pub(super) fn take_status(&mut self, now: Now, settings: &Settings) -> Option<GangStatus> {
+    pub(super) fn take_status(&mut self, now: Moment, settings: &Settings) -> Option<GangStatus> {
         let mut status = status::status(self, now, settings);
         let decision = match &self.state {
             State::Decided(decided) => Some(decided.id().to_owned()),
@@ -1801,7 +1801,7 @@ impl Gang {
     fn lacks_spares(&self) -> bool {
         let wanted = self.spares_wanted().unwrap_or_default();
         wanted > 0
-            && self.decided().is_some_and(Decided::was_bound)
+            && self.decided().is_some_and(StandingDecision::was_bound)
             && !self.agreement.is_invalid()
             && self.minimum().is_met(Count::settled)
             && self.members().roles_with_slots().any(|role| self.spares_of(role) < wanted)

@@ -6,17 +6,17 @@ use std::time::Instant;
 
 use gantry_api::{GangStatus, PodUid, names};
 
-use super::event::{Effects, GangEvent, Offered, Reply};
+use super::event::{Effects, GangEvent, OfferedNodes, Reply};
 use super::gang::{Continuations, End, Gang, View};
 use super::members::TrackedMember;
-use super::objects::{Known, ObjectName, Objects, object_name};
+use super::objects::{KnownObject, ObjectName, Objects, object_name};
 use super::owners::Owners;
 use super::plan_queue::{PlanQueue, Turn};
 use super::reasons::{Refusal, WaitReason};
 use super::slots::ReservedDevices;
 use super::types::{
-    Answer, Arrival, Member, Now, Object, Placement, PlanRequest, Settings, SlotChange, Stage, WatchedOwner,
-    Work,
+    Answer, Arrival, Member, Moment, Object, Placement, PlanRequest, Settings, SlotChange, Stage,
+    WatchedOwner, Work,
 };
 use super::{Env, after};
 use crate::key::GangKey;
@@ -46,7 +46,7 @@ pub struct Gangs {
     deferred: BTreeSet<Arc<GangKey>>,
     /// Gangs with a status that may have changed.
     dirty: BTreeSet<Arc<GangKey>>,
-    clock: Option<Now>,
+    clock: Option<Moment>,
     decisions: u64,
     continuations: Continuations,
     /// Gangs with slots that are kept for their next incarnation, and gangs that are over and kept some for long.
@@ -67,7 +67,7 @@ pub struct DeadlockedGang<'a> {
 }
 
 /// A member that was put into its gang.
-struct Joined {
+struct JoinedMember {
     gang: Arc<GangKey>,
     /// The name of the gang's object, if the gang is new.
     new: Option<ObjectName>,
@@ -160,7 +160,7 @@ impl Gangs {
     }
 
     /// Something has happened.
-    pub fn handle(&mut self, now: Now, event: GangEvent<'_>) -> Effects {
+    pub fn handle(&mut self, now: Moment, event: GangEvent<'_>) -> Effects {
         self.clock = Some(now);
         #[cfg(feature = "observer")]
         super::observer::handled(&event);
@@ -172,7 +172,7 @@ impl Gangs {
         }
     }
 
-    fn dispatch(&mut self, now: Now, event: GangEvent<'_>) -> Reply {
+    fn dispatch(&mut self, now: Moment, event: GangEvent<'_>) -> Reply {
         match event {
             GangEvent::Synced => self.sync(now),
             GangEvent::Tick => self.tick(now),
@@ -269,21 +269,21 @@ impl Gangs {
     }
 
     /// Lets the gang of a member act.
-    fn of_member(&mut self, now: Now, uid: &PodUid, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
+    fn of_member(&mut self, now: Moment, uid: &PodUid, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
         if let Some(key) = self.of_pod.get(uid).cloned() {
             self.with(now, &key, act);
         }
     }
 
     /// Lets a gang act.
-    fn of_gang(&mut self, now: Now, gang: &GangKey, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
+    fn of_gang(&mut self, now: Moment, gang: &GangKey, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
         if let Some((key, _)) = self.gangs.get_key_value(gang) {
             let key = Arc::clone(key);
             self.with(now, &key, act);
         }
     }
 
-    fn with(&mut self, now: Now, key: &Arc<GangKey>, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
+    fn with(&mut self, now: Moment, key: &Arc<GangKey>, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
         if let Some((gang, mut env)) = self.with_env(now, key) {
             act(gang, &mut env);
             self.settle(now, key);
@@ -291,7 +291,7 @@ impl Gangs {
     }
 
     /// A gang and its environment.
-    fn with_env(&mut self, now: Now, key: &GangKey) -> Option<(&mut Gang, Env<'_>)> {
+    fn with_env(&mut self, now: Moment, key: &GangKey) -> Option<(&mut Gang, Env<'_>)> {
         let gang = self.gangs.get_mut(key)?;
         let env = Env {
             now,
@@ -305,7 +305,7 @@ impl Gangs {
         Some((gang, env))
     }
 
-    fn sync(&mut self, now: Now) {
+    fn sync(&mut self, now: Moment) {
         if std::mem::replace(&mut self.synced, true) {
             return;
         }
@@ -319,7 +319,7 @@ impl Gangs {
         self.delete_strays(now);
     }
 
-    fn tick(&mut self, now: Now) {
+    fn tick(&mut self, now: Moment) {
         for key in self.timers.due(now.at) {
             self.settle(now, &key);
         }
@@ -335,7 +335,7 @@ impl Gangs {
         timers.into_iter().chain(self.objects.strays_due()).min()
     }
 
-    fn filter(&mut self, now: Now, uid: &PodUid, offered: Offered<'_>) -> Answer {
+    fn filter(&mut self, now: Moment, uid: &PodUid, offered: OfferedNodes<'_>) -> Answer {
         let Some(key) = self.of_pod.get(uid).cloned() else {
             return Answer::Single;
         };
@@ -364,14 +364,14 @@ impl Gangs {
         answer
     }
 
-    fn member_seen(&mut self, now: Now, member: Member) {
+    fn member_seen(&mut self, now: Moment, member: Member) {
         if let Some(joined) = self.join(now, member) {
             self.joined(now, joined);
         }
     }
 
     /// Puts a member, as it is now, into its gang. `None` if it has none.
-    fn join(&mut self, now: Now, mut member: Member) -> Option<Joined> {
+    fn join(&mut self, now: Moment, mut member: Member) -> Option<JoinedMember> {
         if let Some(settled) = self.owners.settle(&member.membership) {
             member.membership = Arc::new(settled);
         }
@@ -405,11 +405,11 @@ impl Gangs {
         if let Some(gang) = self.gangs.get_mut(&gang) {
             gang.observe(now, member, &self.settings, self.synced);
         }
-        Some(Joined { gang, new, left })
+        Some(JoinedMember { gang, new, left })
     }
 
     /// Lets the gang of a member draw its conclusions.
-    fn joined(&mut self, now: Now, joined: Joined) {
+    fn joined(&mut self, now: Moment, joined: JoinedMember) {
         // A decision is taken over only with a member that it names.
         match joined.new {
             Some(name) => self.follow_object(now, &name),
@@ -439,7 +439,7 @@ impl Gangs {
 
     /// The gang of a member, created if need be: then with the name of its object, which is to be followed. `None` if the pod cannot begin a
     /// gang any more.
-    fn gang_for(&mut self, now: Now, member: &Member) -> Option<(Arc<GangKey>, Option<ObjectName>)> {
+    fn gang_for(&mut self, now: Moment, member: &Member) -> Option<(Arc<GangKey>, Option<ObjectName>)> {
         let wanted = &member.membership.key;
         if let Some((key, _)) = self.gangs.get_key_value(wanted) {
             return Some((key.clone(), None));
@@ -453,7 +453,7 @@ impl Gangs {
     }
 
     /// Adds a gang, unless it is known. Returns the name of its object.
-    fn add_gang(&mut self, now: Now, key: &Arc<GangKey>) -> ObjectName {
+    fn add_gang(&mut self, now: Moment, key: &Arc<GangKey>) -> ObjectName {
         if self.gangs.contains_key(key) {
             return object_name(key);
         }
@@ -509,7 +509,7 @@ impl Gangs {
     }
 
     /// A gang whose last member moved to another gang has not ended: nothing is to be read of it any more, except what the user wrote.
-    fn forget_empty(&mut self, now: Now, key: &Arc<GangKey>) {
+    fn forget_empty(&mut self, now: Moment, key: &Arc<GangKey>) {
         if self.objects.is_written_by_user(key) {
             return;
         }
@@ -518,7 +518,7 @@ impl Gangs {
         }
     }
 
-    fn member_gone(&mut self, now: Now, uid: &PodUid) {
+    fn member_gone(&mut self, now: Moment, uid: &PodUid) {
         let Some(key) = self.of_pod.remove(uid) else {
             return;
         };
@@ -528,7 +528,7 @@ impl Gangs {
         self.settle(now, &key);
     }
 
-    fn owner_seen(&mut self, now: Now, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
+    fn owner_seen(&mut self, now: Moment, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
         let in_tree = owner.kind == OwnerKind::CompositePodGroup;
         let moves = facts.as_ref().is_some_and(|facts| facts.apart || facts.parent.is_some() || in_tree);
         let limit = self.settings.max_gangs.saturating_mul(2);
@@ -543,7 +543,7 @@ impl Gangs {
         }
         moved.retain(|pod| self.owners.settle(&pod.membership).is_some());
         // A decision of an earlier process is taken over with all of them.
-        let joined: Vec<Joined> = moved.into_iter().filter_map(|pod| self.join(now, pod)).collect();
+        let joined: Vec<JoinedMember> = moved.into_iter().filter_map(|pod| self.join(now, pod)).collect();
         for joined in joined {
             self.joined(now, joined);
         }
@@ -555,7 +555,7 @@ impl Gangs {
 
     /// Whether a decision of an earlier process may be about pods that are members once their owners are read: taken over without them, it
     /// would find its devices held by others, or nothing left to do.
-    fn is_early(&self, key: &GangKey, known: &Known) -> bool {
+    fn is_early(&self, key: &GangKey, known: &KnownObject) -> bool {
         let gang = self.gangs.get(key).filter(|gang| known.is_about(key) && gang.is_open());
         let Some((gang, decision)) = gang.zip(known.decision()) else {
             return false;
@@ -585,7 +585,7 @@ impl Gangs {
     }
 
     /// Looks again at decisions that were about no member yet.
-    fn follow_deferred(&mut self, now: Now) {
+    fn follow_deferred(&mut self, now: Moment) {
         for key in std::mem::take(&mut self.deferred) {
             if self.gangs.contains_key(&key) {
                 self.follow_object(now, &object_name(&key));
@@ -593,8 +593,8 @@ impl Gangs {
         }
     }
 
-    fn object_seen(&mut self, now: Now, name: &ObjectName, object: Object) {
-        let known = Known::new(&name.0, object);
+    fn object_seen(&mut self, now: Moment, name: &ObjectName, object: Object) {
+        let known = KnownObject::new(&name.0, object);
         for key in self.objects.gangs_of(name) {
             if known.has_decided(&key) {
                 self.set_over_limit(&key, false);
@@ -605,7 +605,7 @@ impl Gangs {
         self.objects.note_stray(name, after(now.at, self.settings.linger));
     }
 
-    fn object_gone(&mut self, now: Now, name: &ObjectName) {
+    fn object_gone(&mut self, now: Moment, name: &ObjectName) {
         self.objects.remove(name);
         for key in self.objects.gangs_of(name) {
             self.with(now, &key, Gang::object_gone);
@@ -614,11 +614,11 @@ impl Gangs {
     }
 
     /// Lets the gangs of one object name follow it: one of them has it, the others are not valid.
-    fn follow_object(&mut self, now: Now, name: &ObjectName) {
+    fn follow_object(&mut self, now: Moment, name: &ObjectName) {
         let owner = self.objects.owner_of(name);
         for key in self.objects.gangs_of(name) {
             if Some(&key) == owner.as_ref() {
-                let spec = self.objects.get(name).map(Known::spec);
+                let spec = self.objects.get(name).map(KnownObject::spec);
                 if let Some(gang) = self.gangs.get_mut(&key) {
                     gang.agreement().set_spec(spec);
                 }
@@ -649,7 +649,7 @@ impl Gangs {
     }
 
     /// Deletes objects of ours that belong to no gang.
-    fn delete_strays(&mut self, now: Now) {
+    fn delete_strays(&mut self, now: Moment) {
         if !self.synced {
             return;
         }
@@ -657,7 +657,7 @@ impl Gangs {
         let mut strays = self.objects.take_strays(now.at, again);
         // Only it records members that have ended, and pods that it does not name may be of its tree.
         let is_early = |name: &ObjectName| {
-            let decision = self.objects.get(name).and_then(Known::decision);
+            let decision = self.objects.get(name).and_then(KnownObject::decision);
             decision.is_some_and(|decision| {
                 decision.pods().any(|uid| self.has_early_owner(uid)) || self.owners.any_early_group(&name.0)
             })
@@ -689,7 +689,7 @@ impl Gangs {
     }
 
     /// Lets a gang draw its conclusions, and collects them.
-    fn settle(&mut self, now: Now, key: &Arc<GangKey>) {
+    fn settle(&mut self, now: Moment, key: &Arc<GangKey>) {
         self.resolve_terms(key);
         let Some((gang, mut env)) = self.with_env(now, key) else {
             return;
@@ -720,7 +720,7 @@ impl Gangs {
     }
 
     /// Lets a gang that is the next incarnation of another take the slots that are kept for it.
-    fn follow_succession(&mut self, now: Now, key: &Arc<GangKey>) {
+    fn follow_succession(&mut self, now: Moment, key: &Arc<GangKey>) {
         let Some(gang) = self.gangs.get(key) else {
             return;
         };
@@ -759,7 +759,7 @@ impl Gangs {
     }
 
     /// That an earlier incarnation kept devices idle counts against a gang.
-    fn take_idle_time(&mut self, now: Now, key: &Arc<GangKey>) {
+    fn take_idle_time(&mut self, now: Moment, key: &Arc<GangKey>) {
         let mut earlier = self.incarnations_of(key).into_iter();
         let idle = |key: &Arc<GangKey>| self.gangs.get(key).is_some_and(|gang| gang.was_idle(now.at));
         let Some(before) = earlier.find(idle) else {
@@ -811,7 +811,7 @@ impl Gangs {
     }
 
     /// A gang is over, and no member has come back.
-    fn forget(&mut self, now: Now, key: &Arc<GangKey>) {
+    fn forget(&mut self, now: Moment, key: &Arc<GangKey>) {
         let Some(gang) = self.gangs.remove(key) else {
             return;
         };
@@ -859,7 +859,7 @@ impl Gangs {
     /// The request for the next gang to plan, if there is one: it was not planned since `capacity` grew, or it has changed. `capacity` is a
     /// number that grows when devices or other resources of nodes came free, or nodes changed. The result comes back as
     /// [`GangEvent::Planned`].
-    pub fn next(&mut self, now: Now, capacity: u64) -> Option<PlanRequest> {
+    pub fn next(&mut self, now: Moment, capacity: u64) -> Option<PlanRequest> {
         if !self.synced {
             return None;
         }
@@ -873,7 +873,7 @@ impl Gangs {
         None
     }
 
-    fn planned(&mut self, now: Now, gang: &GangKey, result: Result<Placement, Refusal>) {
+    fn planned(&mut self, now: Moment, gang: &GangKey, result: Result<Placement, Refusal>) {
         let Some((key, _)) = self.gangs.get_key_value(gang).filter(|(_, gang)| gang.awaits_plan()) else {
             return;
         };
@@ -905,7 +905,7 @@ impl Gangs {
 
     /// The gang that is first in the queue and waits for capacity, with the time since when it waits, in seconds since 1970. Backfill
     /// reservations are made for this one.
-    pub fn head(&self, now: Now) -> Option<(Arc<GangKey>, i64)> {
+    pub fn head(&self, now: Moment) -> Option<(Arc<GangKey>, i64)> {
         let waits = |gang: &Gang| gang.is_queued() && gang.wants_plan(now.at) && !gang.is_hopeless();
         let first = self.queue.order(&self.turns(waits), now).into_iter().next()?;
         let since = self.gangs.get(&first)?.waiting_since();
@@ -913,7 +913,7 @@ impl Gangs {
     }
 
     /// The gangs that are complete and wait for a reservation, in the order in which they are planned.
-    pub fn queue(&self, now: Now) -> Vec<Arc<GangKey>> {
+    pub fn queue(&self, now: Moment) -> Vec<Arc<GangKey>> {
         self.queue.order(&self.turns(Gang::is_queued), now)
     }
 
@@ -1001,7 +1001,7 @@ impl Gangs {
     }
 
     /// Until when reservations of a gang last if its members do not arrive, in seconds since 1970.
-    pub fn reserved_until(&self, key: &GangKey, now: Now) -> Option<i64> {
+    pub fn reserved_until(&self, key: &GangKey, now: Moment) -> Option<i64> {
         let until = self.gangs.get(key)?.reserved_until(&self.settings)?;
         let left = until.saturating_duration_since(now.at).as_secs();
         Some(now.unix.saturating_add_unsigned(left))

@@ -449,7 +449,7 @@ pub(super) struct Members {
     total: Count,
     by_role: BTreeMap<Arc<str>, Count>,
     /// By the UID of the controller.
-    by_controller: BTreeMap<Option<Arc<str>>, Made>,
+    by_controller: BTreeMap<Option<Arc<str>>, ControllerPods>,
     /// The most that were alive or had ended well at a time, in this incarnation.
     most: u32,
     /// Priorities of members that take devices, and how many have each. Others cannot raise the priority of the gang: a pod without
@@ -477,7 +477,7 @@ pub(super) struct Members {
 
 /// What has become of the members of one controller, in this incarnation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Made {
+struct ControllerPods {
     alive: u32,
     completed: u32,
 }
@@ -759,7 +759,7 @@ impl Members {
             _ => &mut made.alive,
         };
         *count = count.saturating_add_signed(change);
-        if *made == Made::default() {
+        if *made == ControllerPods::default() {
             self.by_controller.remove(controller);
         }
     }

@@ -50,24 +50,25 @@ mod types;
 
 use std::time::{Duration, Instant};
 
-pub use event::{Effects, GangEvent, Offered, Reply};
+pub use event::{Effects, GangEvent, OfferedNodes, Reply};
 pub use gang::{BLOCKED, Continuations, GROUP_SCHEDULED, MEMBERS_SLOW, MemberView, SlotView, View};
 pub use gangs::{DeadlockedGang, Gangs};
 #[cfg(feature = "observer")]
 pub use observer::observe;
 pub use reasons::{
-    DeviceShortage, Holder, LargestNode, MemberGroup, MemberRule, Obstacle, Obstacles, RailShortage, Refusal,
-    Reserved, Shortage, SkewFailure, SkewLimit, WaitReason, Withheld, WithheldNodes, Within,
+    DeviceShortage, Holder, IdleReservations, LargestNode, MemberGroup, MemberRule, Obstacle, Obstacles,
+    RailShortage, ReasonScope, Refusal, Shortage, SkewFailure, SkewLimit, WaitReason, WithheldNodes,
+    WithheldReason,
 };
 pub use types::{
-    Answer, Arrival, Asks, Assignment, BindEnd, Blocker, CommitFailure, Devices, Member, MemberRequest, Now,
-    Object, Placement, PlanRequest, Reservation, Settings, ShapeId, Sibling, SlotChange, SlotReservation,
-    Stage, WatchedOwner, Work,
+    Answer, Arrival, Asks, Assignment, BindEnd, Blocker, CommitFailure, Devices, Member, MemberRequest,
+    Moment, Object, Placement, PlanRequest, Reservation, Settings, ShapeId, Sibling, SlotChange,
+    SlotReservation, Stage, WatchedOwner, Work,
 };
 
 /// The environment of a gang: what it reads, and where it puts what is to be done.
 struct Env<'a> {
-    now: Now,
+    now: Moment,
     settings: &'a Settings,
     synced: bool,
     devices: &'a slots::ReservedDevices,

@@ -42,7 +42,7 @@ pub(super) fn object_name(key: &GangKey) -> ObjectName {
 
 /// What is kept of an object.
 #[derive(Debug, Clone)]
-pub(super) struct Known {
+pub(super) struct KnownObject {
     ours: bool,
     spec: Result<GangSpec, Fault>,
     /// The gang that its status is about; `None` if it has no status yet.
@@ -64,7 +64,7 @@ pub(super) struct Known {
     bound_at: Option<i64>,
 }
 
-impl Known {
+impl KnownObject {
     pub(super) fn new(namespace: &Arc<str>, object: Object) -> Self {
         let status = object.status;
         let of = GangKey::of_status(namespace, &status);
@@ -175,7 +175,7 @@ impl Known {
 /// All objects, and the gangs by the names of their objects.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Objects {
-    all: BTreeMap<ObjectName, Known>,
+    all: BTreeMap<ObjectName, KnownObject>,
     /// Objects of ours that belong to no gang, and when they are deleted.
     strays: BTreeMap<ObjectName, Instant>,
     /// The gangs by the name of their object: one, unless names collide.
@@ -183,11 +183,11 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    pub(super) fn get(&self, name: &ObjectName) -> Option<&Known> {
+    pub(super) fn get(&self, name: &ObjectName) -> Option<&KnownObject> {
         self.all.get(name)
     }
 
-    pub(super) fn insert(&mut self, name: ObjectName, known: Known) {
+    pub(super) fn insert(&mut self, name: ObjectName, known: KnownObject) {
         self.all.insert(name, known);
     }
 

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use super::types::Now;
+use super::types::Moment;
 use crate::key::GangKey;
 
 /// Which gangs go first: decided gangs that lack a slot for a member of their minimum, then gangs without a reservation, then members
@@ -65,8 +65,8 @@ impl Turn {
         (Reverse(self.priority), self.shortfall, self.since)
     }
 
-    fn waiting<'a>(&self, key: &'a GangKey) -> Waiting<'a> {
-        Waiting { key, priority: self.priority, since: self.since, devices: self.devices }
+    fn waiting<'a>(&self, key: &'a GangKey) -> WaitingGang<'a> {
+        WaitingGang { key, priority: self.priority, since: self.since, devices: self.devices }
     }
 }
 
@@ -152,7 +152,7 @@ impl PlanQueue {
     }
 
     /// The next gang that was not tried in this capacity.
-    pub(super) fn next(&mut self, now: Now, capacity: u64) -> Option<Arc<GangKey>> {
+    pub(super) fn next(&mut self, now: Moment, capacity: u64) -> Option<Arc<GangKey>> {
         if capacity > self.capacity {
             self.capacity = capacity;
             self.untried = self.ready.keys().cloned().collect();
@@ -193,8 +193,8 @@ impl PlanQueue {
     }
 
     /// The order of some gangs that wait for a reservation.
-    pub(super) fn order(&self, waiting: &[(&Arc<GangKey>, Turn)], now: Now) -> Vec<Arc<GangKey>> {
-        let each: Vec<Waiting<'_>> = waiting.iter().map(|(key, turn)| turn.waiting(key)).collect();
+    pub(super) fn order(&self, waiting: &[(&Arc<GangKey>, Turn)], now: Moment) -> Vec<Arc<GangKey>> {
+        let each: Vec<WaitingGang<'_>> = waiting.iter().map(|(key, turn)| turn.waiting(key)).collect();
         let order = order(&each, &self.held, now.unix).into_iter();
         order.filter_map(|at| waiting.get(at)).map(|(key, _)| Arc::clone(key)).collect()
     }
@@ -218,7 +218,7 @@ fn order_untried(
     ready: &BTreeMap<Arc<GangKey>, Turn>,
     untried: &BTreeSet<Arc<GangKey>>,
     held: &BTreeMap<Arc<str>, u64>,
-    now: Now,
+    now: Moment,
 ) -> Vec<Arc<GangKey>> {
     let all = untried.len() == ready.len();
     let open = |key: &Arc<GangKey>| all || untried.contains(key);
@@ -231,7 +231,7 @@ fn order_untried(
         short.sort_by_key(|(key, turn)| Reverse((turn.in_need(), *key)));
         return short.into_iter().map(|(key, _)| Arc::clone(key)).collect();
     }
-    let waiting: Vec<Waiting<'_>> = level.iter().map(|(key, turn)| turn.waiting(key)).collect();
+    let waiting: Vec<WaitingGang<'_>> = level.iter().map(|(key, turn)| turn.waiting(key)).collect();
     let order = order(&waiting, held, now.unix).into_iter().rev();
     order
         .filter_map(|at| level.get(at))
@@ -245,7 +245,7 @@ fn order_untried(
 
 /// A gang that waits for a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Waiting<'a> {
+pub(super) struct WaitingGang<'a> {
     pub key: &'a GangKey,
     /// The highest priority of its members that take devices.
     pub priority: i32,
@@ -267,7 +267,7 @@ pub(super) const OVERDUE: i64 = 15 * 60;
 ///    writes a thousand gangs at once does not push the others out by their age.
 /// 3. Then always the oldest gang of the namespace that holds least, what was ordered before counted as held.
 /// 4. Ties go by age, then by name.
-pub(super) fn order(waiting: &[Waiting<'_>], held: &BTreeMap<Arc<str>, u64>, now: i64) -> Vec<usize> {
+pub(super) fn order(waiting: &[WaitingGang<'_>], held: &BTreeMap<Arc<str>, u64>, now: i64) -> Vec<usize> {
     let mut ordered = Vec::with_capacity(waiting.len());
     let mut by_age: Vec<usize> = (0..waiting.len()).collect();
     by_age.sort_by_key(|&at| {
@@ -294,7 +294,7 @@ impl<'a> Shares<'a> {
         held.saturating_add(self.ahead.get(namespace).copied().unwrap_or_default())
     }
 
-    fn add(&mut self, gang: Waiting<'a>) {
+    fn add(&mut self, gang: WaitingGang<'a>) {
         let ahead = self.ahead.entry(&gang.key.namespace).or_default();
         *ahead = ahead.saturating_add(gang.devices);
     }
@@ -302,7 +302,7 @@ impl<'a> Shares<'a> {
 
 /// Orders gangs of one priority; `level` is by age.
 fn one_priority<'a>(
-    waiting: &[Waiting<'a>],
+    waiting: &[WaitingGang<'a>],
     level: &[usize],
     now: i64,
     shares: &mut Shares<'a>,

@@ -261,7 +261,7 @@ pub struct Shortage {
     /// So many of them have to fit together; 0 where each is useful by itself.
     pub must: u32,
     /// Where they have to fit.
-    pub within: Within,
+    pub within: ReasonScope,
     /// The part of the fabric where most fit; empty for the cluster.
     pub best: Arc<str>,
     /// How many of those that have to fit do fit together there now.
@@ -281,7 +281,7 @@ pub struct Shortage {
     /// They would fit if these nodes gave out their devices.
     pub withheld: Option<WithheldNodes>,
     /// They would fit on devices that are idle and reserved for others.
-    pub reserved: Option<Reserved>,
+    pub reserved: Option<IdleReservations>,
     /// They would not fit on an empty cluster.
     pub hopeless: bool,
 }
@@ -297,7 +297,7 @@ pub struct MemberGroup {
 
 /// Where members have to fit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Within {
+pub enum ReasonScope {
     /// Anywhere.
     #[default]
     Cluster,
@@ -342,7 +342,7 @@ pub struct LargestNode {
 
 /// Why new pods get no device of a node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Withheld {
+pub enum WithheldReason {
     /// The plugin does not serve, or cannot read the truth: the reason of its condition. Kubelet would refuse a pod for
     /// good.
     ByPlugin(Arc<str>),
@@ -350,7 +350,7 @@ pub enum Withheld {
     ByMark(Arc<str>),
 }
 
-impl fmt::Display for Withheld {
+impl fmt::Display for WithheldReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ByPlugin(reason) => write!(f, "GPU plugin is not ready: {reason}"),
@@ -363,13 +363,13 @@ impl fmt::Display for Withheld {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WithheldNodes {
     /// The most frequent cause.
-    pub cause: Withheld,
+    pub cause: WithheldReason,
     pub nodes: usize,
 }
 
 /// Devices that are idle and reserved.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Reserved {
+pub struct IdleReservations {
     /// By gang, the most devices first. The planner does not know gangs: it leaves this empty.
     pub holders: Vec<Holder>,
 }
@@ -586,8 +586,8 @@ impl Shortage {
         match self {
             Self { hopeless: true, .. } => Reason::CannotFit,
             Self { withheld: Some(nodes), .. } => match nodes.cause {
-                Withheld::ByPlugin(_) => Reason::PluginNotReady,
-                Withheld::ByMark(_) => Reason::NodesWithheld,
+                WithheldReason::ByPlugin(_) => Reason::PluginNotReady,
+                WithheldReason::ByMark(_) => Reason::NodesWithheld,
             },
             Self { reserved: Some(_), .. } => Reason::GpusReserved,
             _ => Reason::InsufficientResources,
@@ -611,18 +611,18 @@ impl Shortage {
     fn stable(&self) -> String {
         let mut text = self.part.as_ref().map_or_else(|| self.request(), |role| self.part_request(role));
         text = match self.withheld.as_ref().map(|nodes| &nodes.cause) {
-            Some(Withheld::ByPlugin(reason)) => {
+            Some(WithheldReason::ByPlugin(reason)) => {
                 format!("the GPU plugin is not ready on nodes that would hold the gang: {reason}; {text}")
             }
-            Some(Withheld::ByMark(mark)) => {
+            Some(WithheldReason::ByMark(mark)) => {
                 format!("GPUs of nodes that would hold the gang are withheld: {mark}; {text}")
             }
             None => text,
         };
         match &self.within {
-            Within::Cluster => {}
-            Within::OneOf(level) => text.push_str(&format!(" within one {level}")),
-            Within::SlicesOf { size, level } => {
+            ReasonScope::Cluster => {}
+            ReasonScope::OneOf(level) => text.push_str(&format!(" within one {level}")),
+            ReasonScope::SlicesOf { size, level } => {
                 text.push_str(&format!(" in slices of {size} within one {level} each"));
             }
         }
@@ -642,7 +642,7 @@ impl Shortage {
             };
             text.push_str(&format!("; an empty cluster {holds}"));
         }
-        if let Some(Reserved { holders }) = &self.reserved {
+        if let Some(IdleReservations { holders }) = &self.reserved {
             let gangs: Vec<&str> = holders.iter().take(NAMED).map(|holder| &*holder.gang).collect();
             let others = match (gangs.as_slice(), holders.len().saturating_sub(NAMED)) {
                 ([], _) => "pods that are being bound".to_owned(),
@@ -685,7 +685,7 @@ impl Shortage {
             text.push_str(&format!("; {nodes_are} no device"));
             return Some(text);
         }
-        if let Some(Reserved { holders }) = &self.reserved {
+        if let Some(IdleReservations { holders }) = &self.reserved {
             let named: Vec<String> = holders.iter().take(NAMED).map(ToString::to_string).collect();
             if !named.is_empty() {
                 text.push_str(&format!("; reserved: {}", named.join(", ")));
@@ -764,7 +764,7 @@ fn also(more: &[Arc<str>]) -> String {
 
 /// Members that exist and do not count, and members that other schedulers place.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Uncounted {
+pub(super) struct UncountedMembers {
     /// Kept back by scheduling gates that Gantry does not remove: the first one, and how many members.
     pub(super) gated: Option<(Arc<str>, u32)>,
     /// kube-scheduler rejects them before it calls the extender: the first, the reason it gives, and how many.
@@ -775,7 +775,7 @@ pub(super) struct Uncounted {
     pub(super) elsewhere: Vec<(Arc<str>, u32)>,
 }
 
-impl Uncounted {
+impl UncountedMembers {
     fn stable(&self) -> String {
         let mut text = String::new();
         if let Some((pod, why, count)) = &self.rejected {
@@ -796,7 +796,7 @@ impl Uncounted {
 
 /// Why members of a decided gang have no reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Rest {
+pub(super) enum MissingReservations {
     /// No member waits for one.
     None,
     Turn,
@@ -805,7 +805,7 @@ pub(super) enum Rest {
     Backoff(Failure),
 }
 
-impl Rest {
+impl MissingReservations {
     fn text(&self) -> Option<String> {
         Some(match self {
             Self::None => return None,
@@ -842,32 +842,32 @@ pub(super) enum Cause {
     UnknownSize {
         why: Arc<str>,
         exist: u32,
-        uncounted: Uncounted,
+        uncounted: UncountedMembers,
     },
     WaitingForMembers {
         exist: u32,
         min: u32,
         source: Arc<str>,
         unread: Option<OwnerRef>,
-        uncounted: Uncounted,
+        uncounted: UncountedMembers,
     },
     WaitingForMoreMembers {
         exist: u32,
         total: Option<u32>,
         min: u32,
-        uncounted: Uncounted,
+        uncounted: UncountedMembers,
     },
     MembersWithheld {
         exist: u32,
         min: u32,
-        uncounted: Uncounted,
+        uncounted: UncountedMembers,
     },
     WaitingForRole {
         role: Arc<str>,
         exist: u32,
         min: u32,
         source: Arc<str>,
-        uncounted: Uncounted,
+        uncounted: UncountedMembers,
     },
     Invalid(Vec<Fault>),
     GatesStay(Arc<str>),
@@ -888,7 +888,7 @@ pub(super) enum Cause {
     Binding {
         bound: u32,
         min: u32,
-        rest: Rest,
+        rest: MissingReservations,
     },
     Bound {
         bound: u32,
@@ -898,7 +898,7 @@ pub(super) enum Cause {
     WaitingForSurplus {
         bound: u32,
         waiting: usize,
-        rest: Rest,
+        rest: MissingReservations,
     },
     BelowMinimum {
         settled: u32,
@@ -913,7 +913,7 @@ pub(super) enum Cause {
         kept: usize,
         restarts: bool,
         gave_to: Option<Arc<str>>,
-        rest: Rest,
+        rest: MissingReservations,
     },
     OwnerRestarts {
         owner: OwnerRef,
@@ -949,7 +949,7 @@ impl Cause {
     /// Reason and text for its pods; `others`: that other integrations name them too.
     pub(super) fn of_pods(&self, gang: &GangKey, others: Option<&str>) -> WaitReason {
         let Texts { mut reason, mut stable, .. } = self.texts();
-        if matches!(self, Self::WaitingForSurplus { rest: Rest::Invalid(_), .. }) {
+        if matches!(self, Self::WaitingForSurplus { rest: MissingReservations::Invalid(_), .. }) {
             // They wait because of the fault, not for resources.
             reason = Reason::Invalid;
         }

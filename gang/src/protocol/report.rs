@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use gantry_api::{Decision, GangPhase, GangStatus, PodUid};
 
 use super::members::{Class, Members, TrackedMember};
-use super::objects::Known;
+use super::objects::KnownObject;
 use super::types::{Settings, Stage, Work};
 use super::{Env, after};
 
@@ -74,7 +74,7 @@ impl LastReported {
     /// the object does not show.
     pub(super) fn compare(
         &mut self,
-        known: &Known,
+        known: &KnownObject,
         shown: &Decision,
         version: &(Option<String>, u64),
         decision: impl FnOnce() -> Option<Decision>,
@@ -105,12 +105,12 @@ pub(super) struct ShownReasons {
     due: Option<Instant>,
     /// When that was done last.
     last: Option<Instant>,
-    independent: Independent,
+    independent: IndependentActivation,
 }
 
 /// Whether the members of a group of independent pods were activated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Independent {
+enum IndependentActivation {
     /// They are members of a gang, as far as is known.
     No,
     /// Some were just being refused: those are activated then once more.
@@ -125,14 +125,14 @@ impl ShownReasons {
             shown: BTreeSet::new(),
             due: None,
             last: None,
-            independent: Independent::No,
+            independent: IndependentActivation::No,
         }
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
         match self.independent {
-            Independent::Again(at) => Some(self.due.map_or(at, |due| due.min(at))),
-            Independent::No | Independent::Done => self.due,
+            IndependentActivation::Again(at) => Some(self.due.map_or(at, |due| due.min(at))),
+            IndependentActivation::No | IndependentActivation::Done => self.due,
         }
     }
 
@@ -160,13 +160,13 @@ impl ShownReasons {
     ) -> Option<Vec<PodUid>> {
         let first = match self.independent {
             _ if !are_independent => {
-                self.independent = Independent::No;
+                self.independent = IndependentActivation::No;
                 return None;
             }
-            Independent::Done => return None,
-            Independent::Again(at) if now < at => return None,
-            Independent::Again(_) => false,
-            Independent::No => true,
+            IndependentActivation::Done => return None,
+            IndependentActivation::Again(at) if now < at => return None,
+            IndependentActivation::Again(_) => false,
+            IndependentActivation::No => true,
         };
         let waits = |member: &TrackedMember| {
             let refused = member.refused_at().is_some() || first && member.pod().refused;
@@ -182,8 +182,8 @@ impl ShownReasons {
     /// Independent pods were activated; `early`: some were just being refused.
     pub(super) fn independent_activated(&mut self, now: Instant, early: bool) {
         self.independent = match early {
-            true => Independent::Again(after(now, PARKING)),
-            false => Independent::Done,
+            true => IndependentActivation::Again(after(now, PARKING)),
+            false => IndependentActivation::Done,
         };
     }
 

@@ -282,7 +282,7 @@ pub enum Work {
 
 /// A moment, on both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Now {
+pub struct Moment {
     /// By a clock that only goes forward: time limits are held against it.
     pub at: Instant,
     /// In seconds since 1970: for what people read.

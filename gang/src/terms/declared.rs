@@ -87,7 +87,7 @@ impl Tally<Arc<str>> {
 
 /// What the pods of one gang declare. Their ranks are no part of it, nor is their order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Declared {
+pub struct PodDeclarations {
     pods: u32,
     pub(super) object_name: String,
     pub(super) stated: Tally<u32>,
@@ -122,7 +122,7 @@ pub struct Declared {
     made: u32,
 }
 
-impl Declared {
+impl PodDeclarations {
     /// What some pods declare.
     pub fn by<'a>(memberships: impl IntoIterator<Item = &'a Membership>) -> Self {
         let mut declared = Self::default();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gantry_api::{GangSpec, names};
 
-use super::declared::{Declared, MAX_LISTED, Tally};
+use super::declared::{MAX_LISTED, PodDeclarations, Tally};
 use super::{Authority, Ceilings, Fault, Rails, Repair, Terms, TopologyRequest};
 use crate::counted::{are, members};
 use crate::fabric::{Levels, NODE, Scope};
@@ -45,7 +45,7 @@ pub struct Defaults<'a> {
 
 /// What came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Resolved {
+pub enum TermsResolution {
     Terms(Terms),
     /// Something is missing that may yet come. In words that stay the same while it is.
     NotYet(Arc<str>),
@@ -55,11 +55,11 @@ pub enum Resolved {
 
 /// The terms of the gang with these declarations. Neither their order nor how many state the same makes a difference, nor do their ranks.
 pub fn resolve(
-    declared: &Declared,
+    declared: &PodDeclarations,
     owner: OwnerState<'_>,
     object: Option<&GangSpec>,
     defaults: &Defaults<'_>,
-) -> Resolved {
+) -> TermsResolution {
     let mut faults = BTreeSet::new();
     declared.contradictions(&mut faults);
     let none = OwnerFacts::default();
@@ -72,7 +72,7 @@ pub fn resolve(
     let object = object.cloned().unwrap_or_default();
     object_sizes(&object, &mut faults);
     if matches!(owner, OwnerState::Unread) && faults.is_empty() {
-        return Resolved::NotYet(declared.missing(owner, facts));
+        return TermsResolution::NotYet(declared.missing(owner, facts));
     }
     let of_owner = Share::of(declared, facts);
     let minimum = declared.minimum(&object, owner, &of_owner, &mut faults);
@@ -93,21 +93,21 @@ pub fn resolve(
     };
     let Some(minimum) = minimum else {
         return match faults.is_empty() {
-            true => Resolved::NotYet(declared.missing(owner, facts)),
-            false => Resolved::Invalid(first_faults(faults)),
+            true => TermsResolution::NotYet(declared.missing(owner, facts)),
+            false => TermsResolution::Invalid(first_faults(faults)),
         };
     };
     let Minimum { min, singles, authority, decided_by } = minimum;
     let roles: u64 = of_owner.by_role.iter().map(|(_, count)| u64::from(*count)).sum();
     let unseen = of_owner.by_role.iter().any(|(role, _)| !declared.roles.has(role));
-    let light = Light {
+    let light = LightMembers {
         count: declared.light(&of_owner.by_role),
         of_min: unseen && roles <= u64::from(min),
         of_total: unseen,
     };
     sizes(min, total, &light, &options, &decided_by, &mut faults);
     if !faults.is_empty() {
-        return Resolved::Invalid(first_faults(faults));
+        return TermsResolution::Invalid(first_faults(faults));
     }
     let level = options.level.or_else(|| {
         options.hint.as_ref().map(|hint| TopologyRequest { level: Arc::clone(&hint.label), required: false })
@@ -118,7 +118,7 @@ pub fn resolve(
         light.slices_min(*slice, min) && total.is_none_or(|total| light.slices_total(*slice, total))
     });
     // The person's word may be less than the sum of what the owner wants of each role.
-    Resolved::Terms(Terms {
+    TermsResolution::Terms(Terms {
         min,
         singles,
         max: options.max.unwrap_or(u32::MAX),
@@ -166,7 +166,7 @@ struct Share {
 }
 
 impl Share {
-    fn of(declared: &Declared, facts: &OwnerFacts) -> Self {
+    fn of(declared: &PodDeclarations, facts: &OwnerFacts) -> Self {
         if !facts.apart {
             return Self {
                 min: facts.min,
@@ -189,7 +189,7 @@ impl Share {
     }
 }
 
-impl Declared {
+impl PodDeclarations {
     /// What the pods contradict one another about.
     fn contradictions(&self, faults: &mut BTreeSet<Fault>) {
         faults.extend(self.faults.few().cloned());
@@ -541,7 +541,7 @@ fn object_sizes(object: &GangSpec, faults: &mut BTreeSet<Fault>) {
 }
 
 /// Sub-groups that pods name and their owner does not have: such a pod counts for none of the minimums that there are.
-fn sub_groups(declared: &Declared, facts: &OwnerFacts, faults: &mut BTreeSet<Fault>) {
+fn sub_groups(declared: &PodDeclarations, facts: &OwnerFacts, faults: &mut BTreeSet<Fault>) {
     let Some(there) = &facts.sub_groups else {
         return;
     };
@@ -563,7 +563,7 @@ fn sub_groups(declared: &Declared, facts: &OwnerFacts, faults: &mut BTreeSet<Fau
 
 /// What is known of the members that ask for no devices. They lie nowhere: slices are of the others.
 #[derive(Debug, Clone, Copy)]
-struct Light {
+struct LightMembers {
     /// So many of them are known.
     count: u32,
     /// Members of a role without any pod yet are needed, and may be such.
@@ -572,7 +572,7 @@ struct Light {
     of_total: bool,
 }
 
-impl Light {
+impl LightMembers {
     /// Whether slices of that size may make up those that are needed.
     fn slices_min(&self, slice: u32, min: u32) -> bool {
         self.of_min && slice > 0 || divides(slice, min.saturating_sub(self.count))
@@ -596,7 +596,7 @@ impl Light {
 fn sizes(
     min: u32,
     total: Option<u32>,
-    light: &Light,
+    light: &LightMembers,
     options: &GangOptions,
     decided_by: &str,
     faults: &mut BTreeSet<Fault>,

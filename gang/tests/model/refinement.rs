@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use gantry_api::{Decision, GangPhase, GangStatus, NodeName, PodUid};
 use gantry_gang::integrations::{self, PodView};
 use gantry_gang::protocol::{
-    Answer, Arrival, CommitFailure, GangEvent, Gangs, Member, Now, Object, Offered, Placement, Refusal,
-    Reply, Reservation, Settings, ShapeId, Stage, Work,
+    Answer, Arrival, CommitFailure, GangEvent, Gangs, Member, Moment, Object, OfferedNodes, Placement,
+    Refusal, Reply, Reservation, Settings, ShapeId, Stage, Work,
 };
 use gantry_gang::{GangKey, Integration};
 use stateright::Model;
@@ -36,7 +36,7 @@ struct Process {
 /// The state machines beside a state of the model.
 #[derive(Clone)]
 struct Replica {
-    now: Now,
+    now: Moment,
     processes: [Option<Process>; 2],
     /// Decisions by what the model knows of them.
     sent: BTreeMap<(u8, u8, Slots), Decision>,
@@ -127,7 +127,7 @@ impl Process {
     /// What the model lets happen to an extender reaches the real one here, and nowhere else.
     fn handle(
         &mut self,
-        now: Now,
+        now: Moment,
         sent: &mut BTreeMap<(u8, u8, Slots), Decision>,
         event: GangEvent<'_>,
     ) -> Reply {
@@ -155,7 +155,7 @@ impl Process {
 impl Replica {
     fn new() -> Self {
         Self {
-            now: Now { at: Instant::now(), unix: 1_000 },
+            now: Moment { at: Instant::now(), unix: 1_000 },
             processes: [None, None],
             sent: BTreeMap::new(),
             written: [None, None],
@@ -394,8 +394,8 @@ impl Replica {
         if shown == Some(current) {
             let place = after.extenders[usize::from(extender)].answer(pod).unwrap();
             let all = |_: &NodeName| true;
-            let answer =
-                self.handle(extender, GangEvent::Filter { pod: &uid(pod, current), offered: Offered(&all) });
+            let answer = self
+                .handle(extender, GangEvent::Filter { pod: &uid(pod, current), offered: OfferedNodes(&all) });
             assert_eq!(answer, Reply::Answer(Answer::Node(node(place))), "pod {pod}");
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use gantry_api::{ResourceName, names};
-use gantry_gang::protocol::{Holder, Withheld};
+use gantry_gang::protocol::{Holder, WithheldReason};
 use gantry_topology::LinkClass;
 
 use super::{Candidates, ForeignNodes, Options};
@@ -16,12 +16,12 @@ use crate::request::{Ask, NumaNeeds, Request};
 use crate::shape::Shape;
 use crate::site::Site;
 use crate::snapshot::{
-    BackfillReservation, Class, NOMINATED, NodeIx, NominatedRequests, Pool, Snapshot, Standing,
+    BackfillReservation, Class, NOMINATED, NodeIx, NodeState, NominatedRequests, Pool, Snapshot,
 };
 
 /// The verdict, by position among the candidates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Filtered {
+pub struct FilterVerdict {
     /// Nodes that fit.
     pub passed: Vec<u32>,
     /// Nodes that do not fit, each with the number of its reason.
@@ -41,8 +41,8 @@ pub fn filter(
     request: &Request,
     candidates: &impl Candidates,
     nodes: &[Option<NodeIx>],
-) -> Filtered {
-    let mut answer = Filtered { passed: Vec::with_capacity(nodes.len()), ..Filtered::default() };
+) -> FilterVerdict {
+    let mut answer = FilterVerdict { passed: Vec::with_capacity(nodes.len()), ..FilterVerdict::default() };
     // By class: not judged yet, fits, or the number of the reason.
     let mut by_class: Vec<Option<Result<(), u32>>> = vec![None; snapshot.classes.len()];
     for (position, node) in (0u32..).zip(nodes) {
@@ -73,7 +73,7 @@ pub fn filter(
     answer
 }
 
-impl Filtered {
+impl FilterVerdict {
     /// The same reason for every candidate.
     pub fn all_refused(candidates: usize, reason: String) -> Self {
         let candidates = u32::try_from(candidates).unwrap_or(u32::MAX);
@@ -103,8 +103,8 @@ impl Filtered {
         (priority, request): (i32, &Request),
     ) {
         let is_promised = |node| match snapshot.standing(node) {
-            Standing::Ours(class) => !promised.leaves(node, class, priority, request),
-            Standing::Foreign { .. } | Standing::Gone => false,
+            NodeState::Ours(class) => !promised.leaves(node, class, priority, request),
+            NodeState::Foreign { .. } | NodeState::Gone => false,
         };
         self.refuse_where(nodes, is_promised, || NOMINATED.to_owned());
     }
@@ -191,14 +191,14 @@ enum ClassRefusal {
     Node(NodeRefusal),
 }
 
-fn judge_standing(standing: &Standing, options: Options, request: &Request) -> Result<(), ClassRefusal> {
+fn judge_standing(standing: &NodeState, options: Options, request: &Request) -> Result<(), ClassRefusal> {
     match standing {
-        Standing::Gone => Err(ClassRefusal::Unknown(UNKNOWN_NODE)),
-        Standing::Foreign { .. } => match options.foreign {
+        NodeState::Gone => Err(ClassRefusal::Unknown(UNKNOWN_NODE)),
+        NodeState::Foreign { .. } => match options.foreign {
             ForeignNodes::Allow => Ok(()),
             ForeignNodes::Refuse => Err(ClassRefusal::Unknown(FOREIGN_NODE)),
         },
-        Standing::Ours(class) => judge(class, request).map_err(ClassRefusal::Node),
+        NodeState::Ours(class) => judge(class, request).map_err(ClassRefusal::Node),
     }
 }
 
@@ -375,7 +375,7 @@ const NAMED: usize = 4;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeRefusal {
     /// It gives out no device.
-    Withheld(Withheld),
+    Withheld(WithheldReason),
     /// It does not serve the resource at all.
     NotServed(ResourceName),
     /// A container asks for more than kubelet gives to one.

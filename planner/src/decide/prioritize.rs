@@ -5,11 +5,11 @@ use super::{Candidates, Options, Policy};
 use crate::devices::DeviceSet;
 use crate::kind::Spot;
 use crate::layout::{AlignedAsks, Layout, Offer};
-use crate::quality::{Gathered, Quality, QualityPart};
+use crate::quality::{Quality, QualityPart, QualitySum};
 use crate::request::Request;
-use crate::snapshot::{Class, NodeIx, ScoreKey, Snapshot, Standing};
+use crate::snapshot::{Class, NodeIx, NodeState, ScoreKey, Snapshot};
 use gantry_api::Placement;
-use gantry_api::placement::{Compared, Loss, Other};
+use gantry_api::placement::{ComparedNode, ComparedNodes, Loss};
 
 /// The best node.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,12 +20,12 @@ pub struct Winner {
     pub node: NodeIx,
     pub score: Score,
     /// The nodes that lost.
-    pub compared: Compared,
+    pub compared: ComparedNodes,
 }
 
 /// The candidates of one class.
 #[derive(Debug, Clone, Copy, Default)]
-struct Alike {
+struct ClassCandidates {
     count: u32,
     /// Positions of two of them.
     first: u32,
@@ -43,7 +43,7 @@ pub fn prioritize(
     nodes: &[Option<NodeIx>],
 ) -> Option<Winner> {
     let hold = snapshot.holds.get(uid);
-    let mut by_class = vec![Alike::default(); snapshot.classes.len()];
+    let mut by_class = vec![ClassCandidates::default(); snapshot.classes.len()];
     let mut held = None;
     for (position, node) in known(nodes) {
         if hold.is_some_and(|hold| hold.node == node) {
@@ -99,7 +99,7 @@ pub fn prioritize(
     }
     let policy = request.placement.policy.unwrap_or(options.policy);
     let others = others(&by_class, &scores, score, policy, candidates);
-    Some(Winner { position, node, score, compared: Compared { nodes: fitting, others } })
+    Some(Winner { position, node, score, compared: ComparedNodes { nodes: fitting, others } })
 }
 
 /// The candidates that the snapshot has, with their positions.
@@ -109,12 +109,12 @@ fn known(nodes: &[Option<NodeIx>]) -> impl Iterator<Item = (u32, NodeIx)> {
 
 /// The best groups of alike nodes.
 fn others(
-    groups: &[Alike],
+    groups: &[ClassCandidates],
     scores: &[Option<Score>],
     best: Score,
     policy: Policy,
     candidates: &impl Candidates,
-) -> Vec<Other> {
+) -> Vec<ComparedNode> {
     let rest = groups.iter().zip(scores).filter(|(group, _)| group.count > 0);
     let rest = rest.filter_map(|(group, score)| Some(((*score)?, group.first, group.count)));
     let mut rest: Vec<(Score, u32, u32)> = rest.collect();
@@ -125,7 +125,7 @@ fn others(
     }
     rest.sort_unstable_by(order);
     rest.into_iter()
-        .map(|(score, at, alike)| Other {
+        .map(|(score, at, alike)| ComparedNode {
             node: candidates.name(at as usize).into(),
             alike,
             loss: score.loss_to(best, policy),
@@ -141,7 +141,7 @@ fn worth(
     policy: Policy,
     held: &[DeviceSet],
 ) -> Option<Score> {
-    let Standing::Ours(class) = snapshot.standing(node) else {
+    let NodeState::Ours(class) = snapshot.standing(node) else {
         return None;
     };
     if !held.is_empty() {
@@ -247,7 +247,7 @@ pub fn score(
     own: &[DeviceSet],
     policy: Policy,
 ) -> Option<(Score, Vec<Layout>)> {
-    let mut gathered = Gathered::new(&request.placement);
+    let mut gathered = QualitySum::new(&request.placement);
     let cuts: Vec<Vec<Spot>> = request.asks.iter().map(|ask| class.cut_for(ask)).collect();
     let (mut open, mut free) = (Vec::with_capacity(request.asks.len()), Vec::new());
     for (ask, cut) in request.asks.iter().zip(&cuts) {

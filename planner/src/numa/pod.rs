@@ -4,7 +4,9 @@ use std::borrow::Cow;
 
 use gantry_api::TopologyManagerScope;
 
-use super::{Admission, Alignment, MAX_NODES, NO_DEVICES, Nodes, NumaNode, NumaState, Wanted, named};
+use super::{
+    Admission, Alignment, ContainerRequest, MAX_NODES, NO_DEVICES, Nodes, NumaNode, NumaState, named,
+};
 use crate::devices::DeviceSet;
 use crate::request::{Ask, ContainerAsk, ContainerKind, NumaDemand, NumaNeeds};
 
@@ -160,7 +162,7 @@ impl<'a> PodAlignment<'a> {
         needs: NumaNeeds,
     ) -> Option<Nodes> {
         let each = self.resources.iter().zip(left).zip(sizes);
-        let wanted = each.map(|(((alignment, _), (available, reusable)), size)| Wanted {
+        let wanted = each.map(|(((alignment, _), (available, reusable)), size)| ContainerRequest {
             alignment,
             available,
             reusable,

@@ -10,10 +10,10 @@ use gantry_topology::{GpuSet, NicSet};
 use super::devices_left::DevicesLeft;
 use super::fill::Run;
 use super::rails::{Aim, NodeRails};
-use super::survey::{Counting, Survey};
+use super::survey::{FreeRule, Survey};
 use crate::decide::megabytes;
 use crate::devices::DeviceSet;
-use crate::input::Exact;
+use crate::input::ExactNode;
 use crate::layout::Layout;
 use crate::numa::Alignment;
 use crate::request::{Ask, NumaDemand};
@@ -22,7 +22,7 @@ use crate::site::Site;
 use crate::snapshot::{Class, ClassIx, NodeIx, Pool};
 
 /// The devices of a plan.
-pub(super) struct Assigned {
+pub(super) struct DeviceAssignment {
     /// Of each member of each run, in order.
     pub(super) devices: Vec<Vec<Devices>>,
     /// The nodes of all members, also of those that have a reservation.
@@ -43,13 +43,17 @@ struct OnNode {
 }
 
 /// Sets on the rails that are aimed at, by class and numbers of members. Alike nodes get alike devices.
-type Known = HashMap<(ClassIx, Vec<u32>), Option<DeviceSet>>;
+type RailSets = HashMap<(ClassIx, Vec<u32>), Option<DeviceSet>>;
 
 /// Assigns the devices of each member of each run.
 ///
 /// # Errors
 /// The first node that does not have the devices that its class has.
-pub(super) fn assign_devices(survey: &Survey<'_>, runs: &[Run], aim: &Aim) -> Result<Assigned, NodeIx> {
+pub(super) fn assign_devices(
+    survey: &Survey<'_>,
+    runs: &[Run],
+    aim: &Aim,
+) -> Result<DeviceAssignment, NodeIx> {
     let mut on: BTreeMap<NodeIx, Vec<u32>> = BTreeMap::new();
     for run in runs {
         on.entry(run.node).or_insert_with(|| vec![0; survey.shapes.len()])[run.slot] += run.count;
@@ -61,7 +65,7 @@ pub(super) fn assign_devices(survey: &Survey<'_>, runs: &[Run], aim: &Aim) -> Re
         rails.push((*node, NodeRails { gpus: taken.len(), nics }));
     }
     let mut slowest = f64::INFINITY;
-    let mut known = Known::new();
+    let mut known = RailSets::new();
     for (node, counts) in on {
         let taken = aim.taken.get(&node).copied().unwrap_or_default();
         let on = on_node(survey, node, &counts, (aim, taken), &mut known).ok_or(node)?;
@@ -79,7 +83,7 @@ pub(super) fn assign_devices(survey: &Survey<'_>, runs: &[Run], aim: &Aim) -> Re
             (members.len() >= count).then(|| members.drain(..count).collect()).ok_or(run.node)
         })
         .collect();
-    Ok(Assigned { devices: devices?, rails, slowest: megabytes(slowest) })
+    Ok(DeviceAssignment { devices: devices?, rails, slowest: megabytes(slowest) })
 }
 
 /// The devices of the members on a node. `aim`: with the GPUs of members that have a reservation there.
@@ -88,7 +92,7 @@ fn on_node(
     node: NodeIx,
     counts: &[u32],
     (aim, taken): (&Aim, GpuSet),
-    known: &mut Known,
+    known: &mut RailSets,
 ) -> Option<OnNode> {
     let exact = (survey.input.exact)(node)?;
     let mut resources: Vec<&ResourceName> = Vec::new();
@@ -110,7 +114,7 @@ fn on_node(
         let (ask, owners) = together(survey, resource, counts)?;
         let open = Layout::best(site, &pool.open, &ask);
         let layout = match survey.counting {
-            Counting::Open => open,
+            FreeRule::Open => open,
             _ => open.or_else(|| Layout::best(site, &pool.free, &ask)),
         }?;
         let layout = match pool.shape {
@@ -165,11 +169,11 @@ fn are_one_by_one<'a>(
 }
 
 /// The devices of the members on a node, one member after the other.
-fn one_by_one(survey: &Survey<'_>, exact: &Exact<'_>, counts: &[u32], taken: GpuSet) -> Option<OnNode> {
+fn one_by_one(survey: &Survey<'_>, exact: &ExactNode<'_>, counts: &[u32], taken: GpuSet) -> Option<OnNode> {
     let open = DevicesLeft::of(&exact.class, exact.class.pools.iter().map(|pool| pool.open.clone()));
     let on = assign_in_order(survey, exact, counts, taken, open);
     match survey.counting {
-        Counting::Open => on,
+        FreeRule::Open => on,
         _ => on.or_else(|| {
             let free = DevicesLeft::of(&exact.class, exact.class.pools.iter().map(|pool| pool.free.clone()));
             assign_in_order(survey, exact, counts, taken, free)
@@ -179,7 +183,7 @@ fn one_by_one(survey: &Survey<'_>, exact: &Exact<'_>, counts: &[u32], taken: Gpu
 
 fn assign_in_order(
     survey: &Survey<'_>,
-    exact: &Exact<'_>,
+    exact: &ExactNode<'_>,
     counts: &[u32],
     taken: GpuSet,
     mut left: DevicesLeft<'_>,
@@ -229,10 +233,10 @@ fn on_rails(
 }
 
 /// Index of the shape, number of the member, its blocks.
-type Owner = (usize, usize, std::ops::Range<usize>);
+type BlockOwner = (usize, usize, std::ops::Range<usize>);
 
 /// The members' asks of a resource merged into one, and the owner of each block.
-fn together(survey: &Survey<'_>, resource: &ResourceName, counts: &[u32]) -> Option<(Ask, Vec<Owner>)> {
+fn together(survey: &Survey<'_>, resource: &ResourceName, counts: &[u32]) -> Option<(Ask, Vec<BlockOwner>)> {
     let mut all = Ask {
         resource: resource.clone(),
         devices: 0,
@@ -282,7 +286,7 @@ impl Survey<'_> {
         let mut counts = vec![0; self.shapes.len()];
         counts[slot] = members;
         let from =
-            |pool: &Pool| if self.counting == Counting::Open { pool.open.clone() } else { pool.free.clone() };
+            |pool: &Pool| if self.counting == FreeRule::Open { pool.open.clone() } else { pool.free.clone() };
         let resources = shape.request.asks.iter().map(|ask| &ask.resource);
         let in_order = are_one_by_one(class, resources, members).then(|| {
             let mut left = DevicesLeft::of(class, class.pools.iter().map(from));
@@ -295,7 +299,7 @@ impl Survey<'_> {
                 continue;
             };
             let site = class.site(pool, &[]).for_gangs();
-            let free = if self.counting == Counting::Open { &pool.open } else { &pool.free };
+            let free = if self.counting == FreeRule::Open { &pool.open } else { &pool.free };
             let taken = match &in_order {
                 Some(left) => left.get(index).map(|left| free - left),
                 None => together(self, &ask.resource, &counts)

@@ -7,7 +7,7 @@ use super::demand::{Counts, Demand};
 use super::diagnosis::widest;
 use super::fill::Anchors;
 use super::pack::nodes_of;
-use super::scope::{Bounds, Place, places, scopes};
+use super::scope::{Bounds, FabricPart, places, scopes};
 use super::survey::Survey;
 use crate::snapshot::NodeIx;
 
@@ -38,14 +38,14 @@ pub(super) fn candidates(
     anchors: &Anchors,
     demand: &Demand<'_>,
     bounds: Bounds,
-) -> Vec<Place> {
+) -> Vec<FabricPart> {
     let counts = demand.first(demand.must);
     let slots = counts.len();
     let tier = empty.lowest_tier();
     let sums = empty.sums(tier);
-    let holds = |place: &Place| match *place {
-        Place::Node(node) => (0..slots).all(|slot| empty.takes(node, slot, tier) >= counts[slot]),
-        Place::Domain(domain) => {
+    let holds = |place: &FabricPart| match *place {
+        FabricPart::Node(node) => (0..slots).all(|slot| empty.takes(node, slot, tier) >= counts[slot]),
+        FabricPart::Domain(domain) => {
             let of = |slot: usize| sums.get(domain.0 as usize * slots + slot).copied().unwrap_or(0);
             (0..slots).all(|slot| of(slot) >= counts[slot])
         }
@@ -65,7 +65,7 @@ pub(super) fn candidates(
 }
 
 /// Nodes of one place.
-struct Marking {
+struct PlaceNodes {
     /// Devices that are not free.
     missing: u64,
     /// Ties go to the first by name.
@@ -73,9 +73,9 @@ struct Marking {
     nodes: Vec<NodeIx>,
 }
 
-fn mark(now: &Survey<'_>, empty: &Survey<'_>, place: Place, counts: &Counts) -> Option<Marking> {
+fn mark(now: &Survey<'_>, empty: &Survey<'_>, place: FabricPart, counts: &Counts) -> Option<PlaceNodes> {
     let nodes = nodes_of(now, place);
-    let mut marked = Marking {
+    let mut marked = PlaceNodes {
         missing: 0,
         first: nodes.first().map(|node| now.name(*node).to_owned()).unwrap_or_default(),
         nodes: Vec::new(),

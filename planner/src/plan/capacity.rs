@@ -7,7 +7,7 @@ use super::demand::{Counts, Demand};
 use super::fill::Anchors;
 use super::pack::nodes_of;
 use super::scope::{Bounds, Scope, places, scopes};
-use super::survey::{Counting, Survey};
+use super::survey::{FreeRule, Survey};
 use crate::input::PlanInput;
 use crate::snapshot::NodeIx;
 
@@ -27,7 +27,7 @@ impl Capacity {
     /// `None` if the gang cannot fit anywhere.
     pub(crate) fn of(input: &PlanInput<'_>, wanted: &PlanRequest) -> Option<Self> {
         let demand = Demand::least_of(wanted);
-        let survey = Survey::new(*input, wanted, &demand.shapes, Counting::Free)?;
+        let survey = Survey::new(*input, wanted, &demand.shapes, FreeRule::Free)?;
         let anchors = Anchors::of(&survey, wanted);
         let widest = match Bounds::of(&input.fabric.levels, wanted) {
             Bounds::Unknown => return None,

@@ -8,11 +8,11 @@ use std::collections::{BTreeSet, HashMap};
 use gantry_api::placement::ComparedFabric;
 use gantry_gang::DomainIx;
 
-use super::compare::{By, Choice};
+use super::compare::{Choice, ComparisonBasis};
 use super::demand::{Counts, Demand};
 use super::fill::{Anchors, Filler, Run};
 use super::pack::{Packing, State, leveled, nodes_of, pack};
-use super::scope::{Bounds, Place, Scope, places, scopes};
+use super::scope::{Bounds, FabricPart, Scope, places, scopes};
 use super::slices::{Slices, by_slices, ordinals};
 use super::survey::Survey;
 use crate::snapshot::NodeIx;
@@ -46,7 +46,7 @@ impl Rank {
 
 /// A choice.
 #[derive(Debug)]
-pub(super) struct Chosen {
+pub(super) struct RunChoice {
     pub(super) rank: Rank,
     pub(super) runs: Vec<Run>,
     /// The domains that it was compared with, if they are to be recorded.
@@ -68,9 +68,9 @@ pub(super) struct FillKey {
 }
 
 /// A choice for several shapes, with its runs.
-struct Packed {
-    chosen: Chosen,
-    place: Place,
+struct PackedChoice {
+    chosen: RunChoice,
+    place: FabricPart,
 }
 
 /// Chooses within one survey.
@@ -104,7 +104,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
     }
 
     /// The best choice: as many members as fit; `None` if the minimum does not fit.
-    pub(super) fn choose(&self, demand: &Demand<'_>, bounds: Bounds) -> Option<Chosen> {
+    pub(super) fn choose(&self, demand: &Demand<'_>, bounds: Bounds) -> Option<RunChoice> {
         match bounds {
             Bounds::Unknown => None,
             Bounds::Free => self.within(demand, Scope::Cluster, None),
@@ -119,7 +119,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
         }
     }
 
-    fn within(&self, demand: &Demand<'_>, widest: Scope, slices: Option<Slices>) -> Option<Chosen> {
+    fn within(&self, demand: &Demand<'_>, widest: Scope, slices: Option<Slices>) -> Option<RunChoice> {
         let scopes = scopes(self.survey, widest);
         // One shape in whole slices is split exactly; everything else slice by slice.
         if let Some(slices) = slices
@@ -139,15 +139,15 @@ impl<'s, 'a> Chooser<'s, 'a> {
             return chosen;
         }
         let grounds = scopes.iter().map(|scope| places(self.survey, self.anchors, *scope));
-        let grounds: Vec<Vec<Place>> = grounds.collect();
+        let grounds: Vec<Vec<FabricPart>> = grounds.collect();
         let (packed, counts) = self.several_shapes(demand, &grounds)?;
-        let Packed { mut chosen, place } = packed;
+        let PackedChoice { mut chosen, place } = packed;
         let state = State::of(self.survey);
         let packing = self.packing(chosen.rank.tier, &state);
         chosen.runs = leveled(packing, place, &counts, chosen.runs);
         if self.records {
             let Rank { width, tier, .. } = chosen.rank;
-            let by = By::Shapes(&counts);
+            let by = ComparisonBasis::Shapes(&counts);
             chosen.compared = Some(self.compare(&Choice {
                 scopes: &scopes[..=width],
                 place,
@@ -160,7 +160,11 @@ impl<'s, 'a> Chooser<'s, 'a> {
     }
 
     /// Several shapes: all members, or the minimum and as many more as fit.
-    fn several_shapes(&self, demand: &Demand<'_>, grounds: &[Vec<Place>]) -> Option<(Packed, Counts)> {
+    fn several_shapes(
+        &self,
+        demand: &Demand<'_>,
+        grounds: &[Vec<FabricPart>],
+    ) -> Option<(PackedChoice, Counts)> {
         let all = demand.first(demand.most);
         if let Some(packed) = self.shapes(grounds, &all) {
             return Some((packed, all));
@@ -200,7 +204,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
     }
 
     /// All members that may be placed, or the minimum.
-    fn slice_by_slice(&self, demand: &Demand<'_>, slices: Slices, width: usize) -> Option<Chosen> {
+    fn slice_by_slice(&self, demand: &Demand<'_>, slices: Slices, width: usize) -> Option<RunChoice> {
         let counts = [demand.most, demand.must].map(|count| demand.first(count));
         // Other members may fit in other slices.
         self.survey.give_up();
@@ -211,7 +215,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
                 let packing = self.packing(tier, &state);
                 let runs = by_slices(packing, self.sums(tier)?, slices, &members)?;
                 let rank = self.rank(counts.iter().sum(), width, tier);
-                Some(Chosen { rank, runs, compared: None })
+                Some(RunChoice { rank, runs, compared: None })
             })
         })
     }
@@ -226,7 +230,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
         let mut most = 0;
         for place in places {
             let takes = match (&filler, place) {
-                (Some((slices, filler)), Place::Domain(domain)) => {
+                (Some((slices, filler)), FabricPart::Domain(domain)) => {
                     filler.takes_sliced(domain, *slices, members)
                 }
                 _ => self.takes(place, 0, lowest),
@@ -248,10 +252,10 @@ impl<'s, 'a> Chooser<'s, 'a> {
         Some(self.sums.get(tier)?.get_or_init(|| self.survey.sums(tier)))
     }
 
-    pub(super) fn takes(&self, place: Place, slot: usize, tier: usize) -> u32 {
+    pub(super) fn takes(&self, place: FabricPart, slot: usize, tier: usize) -> u32 {
         match place {
-            Place::Node(node) => self.survey.takes(node, slot, tier),
-            Place::Domain(domain) => {
+            FabricPart::Node(node) => self.survey.takes(node, slot, tier),
+            FabricPart::Domain(domain) => {
                 let sum = self
                     .sums(tier)
                     .and_then(|sums| sums.get(domain.0 as usize * self.survey.shapes.len() + slot));
@@ -265,7 +269,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
     }
 
     /// Places so many members of the only shape.
-    fn one_shape(&self, scopes: &[Scope], members: u32, slices: Option<Slices>) -> Option<Chosen> {
+    fn one_shape(&self, scopes: &[Scope], members: u32, slices: Option<Slices>) -> Option<RunChoice> {
         let mut fillers: Vec<Option<Filler<'_, 'a>>> = (0..self.survey.tiers()).map(|_| None).collect();
         let grades = self.survey.grades().iter();
         for (grade, width) in grades.flat_map(|grade| (0..scopes.len()).map(move |width| (grade, width))) {
@@ -279,8 +283,8 @@ impl<'s, 'a> Chooser<'s, 'a> {
                         continue;
                     }
                     match *place {
-                        Place::Node(node) => nodes.push(node),
-                        Place::Domain(domain) => {
+                        FabricPart::Node(node) => nodes.push(node),
+                        FabricPart::Domain(domain) => {
                             let over = self.takes(*place, 0, self.survey.lowest_tier()) - members;
                             found.push((over, self.loose[domain.0 as usize], domain));
                         }
@@ -289,11 +293,11 @@ impl<'s, 'a> Chooser<'s, 'a> {
                 let rank = self.rank(members, width, tier);
                 if let Some(node) = self.best_node(&nodes, members) {
                     let runs = vec![Run { node, slot: 0, count: members }];
-                    let by = By::OneShape { members, slices, filled: &[] };
-                    let place = Place::Node(node);
+                    let by = ComparisonBasis::OneShape { members, slices, filled: &[] };
+                    let place = FabricPart::Node(node);
                     let choice = Choice { scopes: &scopes[..=width], place, tier, runs: &runs, by };
                     let compared = self.records.then(|| self.compare(&choice));
-                    return Some(Chosen { rank, runs, compared });
+                    return Some(RunChoice { rank, runs, compared });
                 }
                 if found.is_empty() {
                     continue;
@@ -333,11 +337,11 @@ impl<'s, 'a> Chooser<'s, 'a> {
                     keys.push(key);
                 }
                 if let Some((best, runs)) = best {
-                    let by = By::OneShape { members, slices, filled: &keys };
-                    let place = Place::Domain(keys[best].1);
+                    let by = ComparisonBasis::OneShape { members, slices, filled: &keys };
+                    let place = FabricPart::Domain(keys[best].1);
                     let choice = Choice { scopes: &scopes[..=width], place, tier, runs: &runs, by };
                     let compared = self.records.then(|| self.compare(&choice));
-                    return Some(Chosen { rank, runs, compared });
+                    return Some(RunChoice { rank, runs, compared });
                 }
             }
         }
@@ -392,22 +396,22 @@ impl<'s, 'a> Chooser<'s, 'a> {
     }
 
     /// Places so many members of each shape.
-    fn shapes(&self, grounds: &[Vec<Place>], counts: &Counts) -> Option<Packed> {
+    fn shapes(&self, grounds: &[Vec<FabricPart>], counts: &Counts) -> Option<PackedChoice> {
         let asked = self.requested(counts);
         let grades = self.survey.grades().iter();
         for (grade, width) in grades.flat_map(|grade| (0..grounds.len()).map(move |width| (grade, width))) {
             let places = &grounds[width];
             for tier in grade.clone() {
-                let fits = |place: &&Place| {
+                let fits = |place: &&FabricPart| {
                     (0..counts.len()).all(|slot| self.takes(**place, slot, tier) >= counts[slot])
                         && asked <= self.free(**place)
                 };
-                let over = |place: Place| self.left_over(place, counts, tier);
-                let name = |place: Place| match place {
-                    Place::Node(node) => (self.survey.name(node), DomainIx(0)),
-                    Place::Domain(domain) => ("", domain),
+                let over = |place: FabricPart| self.left_over(place, counts, tier);
+                let name = |place: FabricPart| match place {
+                    FabricPart::Node(node) => (self.survey.name(node), DomainIx(0)),
+                    FabricPart::Domain(domain) => ("", domain),
                 };
-                let mut found: Vec<(u64, Place)> =
+                let mut found: Vec<(u64, FabricPart)> =
                     places.iter().filter(fits).map(|place| (over(*place), *place)).collect();
                 found.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(&name(b.1))));
                 let state = State::of(self.survey);
@@ -422,8 +426,8 @@ impl<'s, 'a> Chooser<'s, 'a> {
                 }
                 if let Some((place, runs)) = packed {
                     let rank = self.rank(counts.iter().sum(), width, tier);
-                    let chosen = Chosen { rank, runs, compared: None };
-                    return Some(Packed { chosen, place });
+                    let chosen = RunChoice { rank, runs, compared: None };
+                    return Some(PackedChoice { chosen, place });
                 }
             }
         }
@@ -440,21 +444,21 @@ impl<'s, 'a> Chooser<'s, 'a> {
     }
 
     /// Members that a place takes beyond these, each shape by itself.
-    pub(super) fn left_over(&self, place: Place, counts: &Counts, tier: usize) -> u64 {
+    pub(super) fn left_over(&self, place: FabricPart, counts: &Counts, tier: usize) -> u64 {
         let over = |slot: usize| self.takes(place, slot, tier).saturating_sub(counts[slot]);
         (0..counts.len()).map(|slot| u64::from(over(slot))).sum()
     }
 
     /// Free devices in a place, of all resources that the gang asks for.
-    pub(super) fn free(&self, place: Place) -> u64 {
+    pub(super) fn free(&self, place: FabricPart) -> u64 {
         u64::from(match place {
-            Place::Node(node) => self.survey.free_devices(node),
-            Place::Domain(domain) => self.loose.get(domain.0 as usize).copied().unwrap_or(0),
+            FabricPart::Node(node) => self.survey.free_devices(node),
+            FabricPart::Domain(domain) => self.loose.get(domain.0 as usize).copied().unwrap_or(0),
         })
     }
 
     /// Whether the spread constraints may allow members within one place.
-    fn may_be_even(&self, place: Place, counts: &Counts, tier: usize) -> bool {
+    fn may_be_even(&self, place: FabricPart, counts: &Counts, tier: usize) -> bool {
         let mut skews = self.survey.skews.iter().filter(|skew| counts[skew.slot] > 0).peekable();
         if skews.peek().is_none() {
             return true;

@@ -10,7 +10,7 @@ use super::choose::{Chooser, FillKey};
 use super::demand::Counts;
 use super::diagnosis::level_name;
 use super::fill::{Filler, Run};
-use super::scope::{Place, Scope, places};
+use super::scope::{FabricPart, Scope, places};
 use super::slices::Slices;
 use crate::quality::{Quality, QualityPart};
 use crate::snapshot::NodeIx;
@@ -19,22 +19,22 @@ use crate::snapshot::NodeIx;
 pub(super) struct Choice<'c> {
     /// The scopes that were tried, the narrowest first; a place of the last one was chosen.
     pub(super) scopes: &'c [Scope],
-    pub(super) place: Place,
+    pub(super) place: FabricPart,
     /// The step of quality.
     pub(super) tier: usize,
     pub(super) runs: &'c [Run],
-    pub(super) by: By<'c>,
+    pub(super) by: ComparisonBasis<'c>,
 }
 
 /// How places of a scope were compared.
-pub(super) enum By<'c> {
+pub(super) enum ComparisonBasis<'c> {
     /// Members of the only shape. With the domains that were filled.
     OneShape { members: u32, slices: Option<Slices>, filled: &'c [(FillKey, DomainIx)] },
     /// Members of several shapes, or with rules among them.
     Shapes(&'c Counts),
 }
 
-impl By<'_> {
+impl ComparisonBasis<'_> {
     /// Members of a shape.
     fn members_of(&self, slot: usize) -> u32 {
         match self {
@@ -46,7 +46,7 @@ impl By<'_> {
 
 /// Why a place lost, before its values are worked out.
 #[derive(Debug, Clone, Copy)]
-enum Why {
+enum LossReason {
     TooFew {
         fits: u32,
     },
@@ -73,8 +73,8 @@ enum Why {
 #[derive(Debug, Clone, Copy)]
 struct Loser {
     order: (u8, i64, i64, i64),
-    place: Place,
-    why: Why,
+    place: FabricPart,
+    why: LossReason,
 }
 
 /// Places that are as good as the chosen one by bandwidth and were looked at closely; the same that were not; slower
@@ -87,7 +87,7 @@ const RULES: u8 = 4;
 const SMALL: u8 = 5;
 
 /// Counts members that places take in whole slices.
-struct Sliced<'s, 'a> {
+struct SliceCounter<'s, 'a> {
     slices: Slices,
     lowest: Filler<'s, 'a>,
     /// At the step of quality of the choice.
@@ -109,7 +109,7 @@ impl<'a> Chooser<'_, 'a> {
     pub(super) fn compare(&self, choice: &Choice<'_>) -> ComparedFabric {
         let members = choice.runs.iter().fold(0u32, |sum, run| sum.saturating_add(run.count));
         let sliced = match choice.by {
-            By::OneShape { slices: Some(slices), .. } => Some(Sliced {
+            ComparisonBasis::OneShape { slices: Some(slices), .. } => Some(SliceCounter {
                 slices,
                 lowest: self.filler(self.survey.lowest_tier()),
                 tier: self.filler(choice.tier),
@@ -130,12 +130,14 @@ impl<'a> Chooser<'_, 'a> {
         &self,
         choice: &Choice<'_>,
         scope: Scope,
-        chosen: Option<Place>,
-        sliced: Option<&Sliced<'_, 'a>>,
+        chosen: Option<FabricPart>,
+        sliced: Option<&SliceCounter<'_, 'a>>,
     ) -> ComparedLevel {
         let mut places = places(self.survey, self.anchors, scope);
         if scope == Scope::Node {
-            places.retain(|place| matches!(place, Place::Node(node) if self.survey.class(*node).is_some()));
+            places.retain(
+                |place| matches!(place, FabricPart::Node(node) if self.survey.class(*node).is_some()),
+            );
         }
         let (mut holding, mut best) = (0u32, Vec::with_capacity(ComparedFabric::MAX_OTHERS + 1));
         for place in &places {
@@ -147,9 +149,9 @@ impl<'a> Chooser<'_, 'a> {
             holding += u32::from(loser.order.0 < RULES);
             self.keep(&mut best, loser);
         }
-        let name = |place: Place| match place {
-            Place::Node(node) => self.survey.name(node).to_owned(),
-            Place::Domain(domain) => self.survey.fabric.words(domain),
+        let name = |place: FabricPart| match place {
+            FabricPart::Node(node) => self.survey.name(node).to_owned(),
+            FabricPart::Domain(domain) => self.survey.fabric.words(domain),
         };
         let others = best
             .into_iter()
@@ -168,15 +170,15 @@ impl<'a> Chooser<'_, 'a> {
     fn loser(
         &self,
         choice: &Choice<'_>,
-        place: Place,
+        place: FabricPart,
         is_level: bool,
-        sliced: Option<&Sliced<'_, 'a>>,
+        sliced: Option<&SliceCounter<'_, 'a>>,
     ) -> Loser {
         let (order, why) = match &choice.by {
-            By::OneShape { members, filled, .. } => {
+            ComparisonBasis::OneShape { members, filled, .. } => {
                 self.loser_of_one(choice, place, (*members, *filled), is_level, sliced)
             }
-            By::Shapes(counts) => self.loser_of_several(choice, place, counts, is_level),
+            ComparisonBasis::Shapes(counts) => self.loser_of_several(choice, place, counts, is_level),
         };
         Loser { order, place, why }
     }
@@ -184,14 +186,14 @@ impl<'a> Chooser<'_, 'a> {
     fn loser_of_one(
         &self,
         choice: &Choice<'_>,
-        place: Place,
+        place: FabricPart,
         (members, filled): (u32, &[(FillKey, DomainIx)]),
         is_level: bool,
-        sliced: Option<&Sliced<'_, 'a>>,
-    ) -> ((u8, i64, i64, i64), Why) {
+        sliced: Option<&SliceCounter<'_, 'a>>,
+    ) -> ((u8, i64, i64, i64), LossReason) {
         let lowest = self.survey.lowest_tier();
         let takes = |tier: usize| match (sliced, place) {
-            (Some(sliced), Place::Domain(domain)) => {
+            (Some(sliced), FabricPart::Domain(domain)) => {
                 let filler = match tier {
                     _ if tier == lowest => &sliced.lowest,
                     _ if tier == choice.tier => &sliced.tier,
@@ -203,32 +205,35 @@ impl<'a> Chooser<'_, 'a> {
         };
         let fits = takes(lowest);
         if fits < members {
-            return ((SMALL, -number(fits), 0, 0), Why::TooFew { fits });
+            return ((SMALL, -number(fits), 0, 0), LossReason::TooFew { fits });
         }
         if takes(self.floor(choice.tier)) < members {
-            return ((PREFERRED, -number(self.slowest(place, 0, members)), 0, 0), Why::Preferred { slot: 0 });
+            return (
+                (PREFERRED, -number(self.slowest(place, 0, members)), 0, 0),
+                LossReason::Preferred { slot: 0 },
+            );
         }
         if !is_level {
-            return ((RULES, 0, 0, 0), Why::Rules);
+            return ((RULES, 0, 0, 0), LossReason::Rules);
         }
         if takes(choice.tier) < members {
             let slowest = number(self.slowest(place, 0, members));
-            return ((SLOWER, -slowest, 0, 0), Why::Slower { slot: 0 });
+            return ((SLOWER, -slowest, 0, 0), LossReason::Slower { slot: 0 });
         }
         match place {
-            Place::Node(node) => {
+            FabricPart::Node(node) => {
                 let (likes, lost, free) = self.node_key(node, members);
-                ((CLOSE, likes.0.saturating_neg(), lost, number(free)), Why::Node)
+                ((CLOSE, likes.0.saturating_neg(), lost, number(free)), LossReason::Node)
             }
-            Place::Domain(domain) => match filled.iter().position(|(_, of)| *of == domain) {
+            FabricPart::Domain(domain) => match filled.iter().position(|(_, of)| *of == domain) {
                 Some(at) => {
                     let better = filled.iter().filter(|(key, of)| (key, of) < (&filled[at].0, &domain));
-                    ((CLOSE, number(better.count()), 0, 0), Why::Filled(at))
+                    ((CLOSE, number(better.count()), 0, 0), LossReason::Filled(at))
                 }
                 None => {
                     let over = number(self.takes(place, 0, lowest)) - number(members);
                     let loose = number(self.free(place));
-                    ((FAR, over, loose, number(domain.0)), Why::LeftOver(over))
+                    ((FAR, over, loose, number(domain.0)), LossReason::LeftOver(over))
                 }
             },
         }
@@ -237,41 +242,41 @@ impl<'a> Chooser<'_, 'a> {
     fn loser_of_several(
         &self,
         choice: &Choice<'_>,
-        place: Place,
+        place: FabricPart,
         counts: &Counts,
         is_level: bool,
-    ) -> ((u8, i64, i64, i64), Why) {
+    ) -> ((u8, i64, i64, i64), LossReason) {
         let slots = 0..counts.len();
         let fits = |tier: usize| slots.clone().all(|slot| self.takes(place, slot, tier) >= counts[slot]);
         let lowest = self.survey.lowest_tier();
         if !fits(lowest) {
             let each = slots.map(|slot| self.takes(place, slot, lowest).min(counts[slot]));
             let fits = each.fold(0u32, u32::saturating_add);
-            return ((SMALL, -number(fits), 0, 0), Why::TooFew { fits });
+            return ((SMALL, -number(fits), 0, 0), LossReason::TooFew { fits });
         }
         let requested = self.requested(counts);
         if requested > self.free(place) {
-            return ((SMALL, -number(counts.iter().sum::<u32>()), 0, 0), Why::Devices { requested });
+            return ((SMALL, -number(counts.iter().sum::<u32>()), 0, 0), LossReason::Devices { requested });
         }
         let floor = self.floor(choice.tier);
         if let Some(slot) = slots.clone().find(|slot| self.takes(place, *slot, floor) < counts[*slot]) {
             let slowest = number(self.slowest(place, slot, counts[slot]));
-            return ((PREFERRED, -slowest, 0, 0), Why::Preferred { slot });
+            return ((PREFERRED, -slowest, 0, 0), LossReason::Preferred { slot });
         }
         if !is_level {
-            return ((RULES, 0, 0, 0), Why::Rules);
+            return ((RULES, 0, 0, 0), LossReason::Rules);
         }
         let slower = slots.clone().find(|slot| self.takes(place, *slot, choice.tier) < counts[*slot]);
         if let Some(slot) = slower {
             let slowest = number(self.slowest(place, slot, counts[slot]));
-            return ((SLOWER, -slowest, 0, 0), Why::Slower { slot });
+            return ((SLOWER, -slowest, 0, 0), LossReason::Slower { slot });
         }
         let over = number(self.left_over(place, counts, choice.tier));
         let own = number(self.left_over(choice.place, counts, choice.tier));
         // Places before the chosen one were tried.
         match over.cmp(&own).then_with(|| self.by_name(place, choice.place)) {
-            Ordering::Less => ((RULES, over, 0, 0), Why::Rules),
-            Ordering::Equal | Ordering::Greater => ((CLOSE, over, 0, 0), Why::LeftOver(over)),
+            Ordering::Less => ((RULES, over, 0, 0), LossReason::Rules),
+            Ordering::Equal | Ordering::Greater => ((CLOSE, over, 0, 0), LossReason::LeftOver(over)),
         }
     }
 
@@ -289,15 +294,19 @@ impl<'a> Chooser<'_, 'a> {
 
     fn order(&self, one: &Loser, other: &Loser) -> Ordering {
         let around = || match (one.why, one.place, other.place) {
-            (Why::Node, Place::Node(one), Place::Node(other)) => self.around(one).cmp(self.around(other)),
+            (LossReason::Node, FabricPart::Node(one), FabricPart::Node(other)) => {
+                self.around(one).cmp(self.around(other))
+            }
             _ => Ordering::Equal,
         };
         one.order.cmp(&other.order).then_with(around).then_with(|| self.by_name(one.place, other.place))
     }
 
-    fn by_name(&self, one: Place, other: Place) -> Ordering {
+    fn by_name(&self, one: FabricPart, other: FabricPart) -> Ordering {
         match (one, other) {
-            (Place::Node(one), Place::Node(other)) => self.survey.name(one).cmp(self.survey.name(other)),
+            (FabricPart::Node(one), FabricPart::Node(other)) => {
+                self.survey.name(one).cmp(self.survey.name(other))
+            }
             _ => one.cmp(&other),
         }
     }
@@ -312,16 +321,16 @@ impl<'a> Chooser<'_, 'a> {
             level: None,
         };
         let members = match &choice.by {
-            By::OneShape { members, .. } => *members,
-            By::Shapes(counts) => counts.iter().sum(),
+            ComparisonBasis::OneShape { members, .. } => *members,
+            ComparisonBasis::Shapes(counts) => counts.iter().sum(),
         };
         match loser.why {
-            Why::TooFew { fits } => of(DomainLoss::Members, Some((number(fits), number(members)))),
-            Why::Devices { requested } => {
+            LossReason::TooFew { fits } => of(DomainLoss::Members, Some((number(fits), number(members)))),
+            LossReason::Devices { requested } => {
                 of(DomainLoss::Devices, Some((number(self.free(loser.place)), number(requested))))
             }
-            Why::Rules => of(DomainLoss::Rules, None),
-            Why::Slower { slot } => {
+            LossReason::Rules => of(DomainLoss::Rules, None),
+            LossReason::Slower { slot } => {
                 let slowest = |place| number(self.slowest(place, slot, choice.by.members_of(slot)));
                 let values = (slowest(loser.place), slowest(choice.place));
                 let equally_preferred =
@@ -333,7 +342,7 @@ impl<'a> Chooser<'_, 'a> {
                     _ => of(DomainLoss::Bandwidth, Some(values).filter(|(there, chosen)| there < chosen)),
                 }
             }
-            Why::Preferred { slot } => {
+            LossReason::Preferred { slot } => {
                 let worst = self.worst_of_both(choice, loser, slot);
                 let reason = match worst.and_then(|(there, own)| there.decided_by(&own)) {
                     Some(QualityPart::Model) => DomainLoss::Model,
@@ -342,14 +351,16 @@ impl<'a> Chooser<'_, 'a> {
                 };
                 of(reason, None)
             }
-            Why::LeftOver(over) => {
+            LossReason::LeftOver(over) => {
                 let (own, loose) = match &choice.by {
-                    By::OneShape { .. } => {
+                    ComparisonBasis::OneShape { .. } => {
                         let takes = self.takes(choice.place, 0, self.survey.lowest_tier());
                         let loose = (number(self.free(loser.place)), number(self.free(choice.place)));
                         (number(takes) - number(members), loose)
                     }
-                    By::Shapes(counts) => (number(self.left_over(choice.place, counts, choice.tier)), (0, 0)),
+                    ComparisonBasis::Shapes(counts) => {
+                        (number(self.left_over(choice.place, counts, choice.tier)), (0, 0))
+                    }
                 };
                 match (over == own, loose.0 == loose.1) {
                     (false, _) => of(DomainLoss::LeftOver, Some((over, own))),
@@ -357,16 +368,18 @@ impl<'a> Chooser<'_, 'a> {
                     (true, true) => of(DomainLoss::Name, None),
                 }
             }
-            Why::Filled(at) => {
-                let By::OneShape { filled, .. } = &choice.by else { return of(DomainLoss::Name, None) };
-                let own = filled.iter().find(|(_, domain)| Place::Domain(*domain) == choice.place);
+            LossReason::Filled(at) => {
+                let ComparisonBasis::OneShape { filled, .. } = &choice.by else {
+                    return of(DomainLoss::Name, None);
+                };
+                let own = filled.iter().find(|(_, domain)| FabricPart::Domain(*domain) == choice.place);
                 match (filled.get(at), own) {
                     (Some((there, _)), Some((own, _))) => self.difference(there, own),
                     _ => of(DomainLoss::Name, None),
                 }
             }
-            Why::Node => {
-                let (Place::Node(there), Place::Node(own)) = (loser.place, choice.place) else {
+            LossReason::Node => {
+                let (FabricPart::Node(there), FabricPart::Node(own)) = (loser.place, choice.place) else {
                     return of(DomainLoss::Name, None);
                 };
                 let (here, chosen) = (self.node_key(there, members), self.node_key(own, members));
@@ -426,15 +439,15 @@ impl<'a> Chooser<'_, 'a> {
     }
 
     /// The bandwidth of the worst of so many members of a shape in a place, if the best are taken; MB/s.
-    fn slowest(&self, place: Place, slot: usize, members: u32) -> u64 {
+    fn slowest(&self, place: FabricPart, slot: usize, members: u32) -> u64 {
         self.worst(place, slot, members).map_or(0, |worst| worst.megabytes_per_second)
     }
 
     /// The quality of the worst of so many members of a shape in a place, if the best are taken.
-    fn worst(&self, place: Place, slot: usize, members: u32) -> Option<Quality> {
+    fn worst(&self, place: FabricPart, slot: usize, members: u32) -> Option<Quality> {
         let mut reached: Vec<Quality> = match place {
-            Place::Node(node) => self.survey.reached(node, slot).to_vec(),
-            Place::Domain(domain) => {
+            FabricPart::Node(node) => self.survey.reached(node, slot).to_vec(),
+            FabricPart::Domain(domain) => {
                 let nodes = self.survey.fabric.nodes_in(domain).into_iter();
                 nodes.flat_map(|node| self.survey.reached(NodeIx(node), slot)).copied().collect()
             }

@@ -20,7 +20,7 @@ pub(super) struct Demand<'w> {
     /// The distinct shapes, in the order of their first members.
     pub(super) shapes: Vec<ShapeId>,
     /// The members in order of preference, those that roles need first, each with the index of its shape.
-    members: Vec<Asked<'w>>,
+    members: Vec<RankedMember<'w>>,
     /// Members at the front that roles need.
     needed: usize,
     /// The minimum.
@@ -31,7 +31,7 @@ pub(super) struct Demand<'w> {
 
 /// A member.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked<'w> {
+pub(super) struct RankedMember<'w> {
     /// Its position among all members, which are sorted by rank.
     at: usize,
     pub(super) member: &'w MemberRequest,
@@ -49,7 +49,7 @@ impl<'w> Demand<'w> {
                 shapes.push(member.shape);
                 shapes.len() - 1
             });
-            members.push(Asked { at, member, slot });
+            members.push(RankedMember { at, member, slot });
         }
         // A gang with reservations has its roles: the rest are replacements and surplus.
         let mut owed: Vec<(&Arc<str>, u32)> = if wanted.placed.is_empty() {
@@ -57,7 +57,7 @@ impl<'w> Demand<'w> {
         } else {
             Vec::new()
         };
-        let (first, rest): (Vec<_>, Vec<_>) = members.into_iter().partition(|asked: &Asked<'_>| {
+        let (first, rest): (Vec<_>, Vec<_>) = members.into_iter().partition(|asked: &RankedMember<'_>| {
             let owed = owed.iter_mut().find(|(role, least)| **role == asked.member.role && *least > 0);
             owed.map(|(_, least)| *least -= 1).is_some()
         });
@@ -80,7 +80,7 @@ impl<'w> Demand<'w> {
         self.sum(self.members.iter().take(count as usize))
     }
 
-    fn sum<'m>(&self, members: impl Iterator<Item = &'m Asked<'w>>) -> Counts
+    fn sum<'m>(&self, members: impl Iterator<Item = &'m RankedMember<'w>>) -> Counts
     where
         'w: 'm,
     {
@@ -175,7 +175,7 @@ impl<'w> Demand<'w> {
     }
 
     /// The members that a count of each shape stands for, by rank.
-    pub(super) fn pick(&self, counts: &Counts) -> Vec<Asked<'w>> {
+    pub(super) fn pick(&self, counts: &Counts) -> Vec<RankedMember<'w>> {
         let mut left = counts.clone();
         let mut picked: Vec<_> = self
             .members

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use gantry_api::names;
 use gantry_gang::protocol::{
-    DeviceShortage, LargestNode, MemberGroup, MemberRule, Obstacle, Obstacles, PlanRequest, Refusal,
-    Reserved, Shortage, SkewFailure, SkewLimit, Withheld, WithheldNodes, Within,
+    DeviceShortage, IdleReservations, LargestNode, MemberGroup, MemberRule, Obstacle, Obstacles, PlanRequest,
+    ReasonScope, Refusal, Shortage, SkewFailure, SkewLimit, WithheldNodes, WithheldReason,
 };
 use serde::{Deserialize, Serialize};
 
@@ -16,12 +16,12 @@ use super::demand::{Counts, Demand};
 use super::fill::Anchors;
 use super::pack::nodes_of;
 use super::rules::Rules;
-use super::scope::{Bounds, Place, Scope, places, scopes};
+use super::scope::{Bounds, FabricPart, Scope, places, scopes};
 use super::skew::Skew;
-use super::survey::{Counting, Survey, available};
+use super::survey::{FreeRule, Survey, available};
 use crate::decide::{judge, too_many};
 use crate::input::Shape;
-use crate::snapshot::{NodeIx, Standing};
+use crate::snapshot::{NodeIx, NodeState};
 
 /// The name of the widest scope.
 const CLUSTER: &str = "cluster";
@@ -143,9 +143,9 @@ impl LevelDiagnosis {
     fn of(views: &Views<'_, '_>, scope: Scope, counts: &Counts) -> Option<Self> {
         let survey = views.now;
         let places = places(survey, views.anchors, scope);
-        let name = |place: Place| match place {
-            Place::Node(node) => survey.name(node),
-            Place::Domain(domain) => survey.domain(domain).map_or("", |domain| &domain.name),
+        let name = |place: FabricPart| match place {
+            FabricPart::Node(node) => survey.name(node),
+            FabricPart::Domain(domain) => survey.domain(domain).map_or("", |domain| &domain.name),
         };
         let (fullest, by_shape) = fullest(views, &places, counts, &name)?;
         let bounds = match (views.bounds, scope) {
@@ -158,9 +158,9 @@ impl LevelDiagnosis {
             (fullest, by_shape.0, by_shape.1)
         } else {
             let (fits, nodes) = together(survey, views, bounds);
-            let holds = |place: &Place| match place {
-                Place::Node(own) => nodes.iter().all(|node| node == own),
-                Place::Domain(domain) => nodes.iter().all(|node| survey.lies_in(*node, *domain)),
+            let holds = |place: &FabricPart| match place {
+                FabricPart::Node(own) => nodes.iter().all(|node| node == own),
+                FabricPart::Domain(domain) => nodes.iter().all(|node| survey.lies_in(*node, *domain)),
             };
             let best = places.iter().copied().find(|place| !nodes.is_empty() && holds(place));
             (best.unwrap_or(fullest), fits, together(views.empty, views, bounds).0)
@@ -169,7 +169,7 @@ impl LevelDiagnosis {
             Scope::Node => {
                 let ours = places
                     .iter()
-                    .filter(|place| matches!(place, Place::Node(node) if survey.class(*node).is_some()));
+                    .filter(|place| matches!(place, FabricPart::Node(node) if survey.class(*node).is_some()));
                 ours.count()
             }
             Scope::Level(_) | Scope::Cluster => places.len(),
@@ -192,21 +192,21 @@ impl LevelDiagnosis {
 /// cluster.
 fn fullest<'n>(
     views: &Views<'_, '_>,
-    places: &[Place],
+    places: &[FabricPart],
     counts: &Counts,
-    name: &impl Fn(Place) -> &'n str,
-) -> Option<(Place, (u32, u32))> {
+    name: &impl Fn(FabricPart) -> &'n str,
+) -> Option<(FabricPart, (u32, u32))> {
     let slots = counts.len();
     let sums = |survey: &Survey<'_>| survey.sums(survey.lowest_tier());
     let (now, empty) = (sums(views.now), sums(views.empty));
-    let takes = |survey: &Survey<'_>, sums: &[u32], place: Place| -> u32 {
+    let takes = |survey: &Survey<'_>, sums: &[u32], place: FabricPart| -> u32 {
         let of = |slot: usize| match place {
-            Place::Node(node) => survey.takes(node, slot, survey.lowest_tier()),
-            Place::Domain(domain) => sums.get(domain.0 as usize * slots + slot).copied().unwrap_or(0),
+            FabricPart::Node(node) => survey.takes(node, slot, survey.lowest_tier()),
+            FabricPart::Domain(domain) => sums.get(domain.0 as usize * slots + slot).copied().unwrap_or(0),
         };
         (0..slots).map(|slot| of(slot).min(counts[slot])).sum()
     };
-    let key = |place: Place| (takes(views.now, &now, place), takes(views.empty, &empty, place));
+    let key = |place: FabricPart| (takes(views.now, &now, place), takes(views.empty, &empty, place));
     let best =
         places.iter().copied().max_by(|a, b| key(*a).cmp(&key(*b)).then_with(|| name(*b).cmp(name(*a))))?;
     let most = places.iter().map(|place| takes(views.empty, &empty, *place)).max();
@@ -277,7 +277,7 @@ fn unit_of(devices: u32, unit: &str) -> &str {
 }
 
 /// Devices of a place on nodes that any member may go to.
-fn stock(survey: &Survey<'_>, place: Place, demand: &Demand<'_>) -> Vec<DeviceCounts> {
+fn stock(survey: &Survey<'_>, place: FabricPart, demand: &Demand<'_>) -> Vec<DeviceCounts> {
     let (counts, all) = (demand.first(demand.must.max(1)), demand.all());
     let mut resources: BTreeMap<&str, u64> = BTreeMap::new();
     for (shape, count) in survey.shapes.iter().zip(&counts) {
@@ -352,10 +352,10 @@ fn shortage(views: &Views<'_, '_>, wanted: &PlanRequest, hopeless: bool) -> Shor
         | Bounds::Free
         | Bounds::Within(_, false)
         | Bounds::Sliced(_, false)
-        | Bounds::Unknown => Within::Cluster,
-        Bounds::Within(scope, true) => Within::OneOf(level_name(survey, scope)),
+        | Bounds::Unknown => ReasonScope::Cluster,
+        Bounds::Within(scope, true) => ReasonScope::OneOf(level_name(survey, scope)),
         Bounds::Sliced(slices, true) => {
-            Within::SlicesOf { size: slices.size, level: level_name(survey, Scope::Level(slices.level)) }
+            ReasonScope::SlicesOf { size: slices.size, level: level_name(survey, Scope::Level(slices.level)) }
         }
     };
     let on = if hopeless { views.empty } else { survey };
@@ -367,7 +367,7 @@ fn shortage(views: &Views<'_, '_>, wanted: &PlanRequest, hopeless: bool) -> Shor
     let devices =
         widest.as_ref().and_then(|level| level.devices.iter().find(short).or(level.devices.first()));
     let best = widest.as_ref().filter(|level| &*level.level != CLUSTER).map(|level| Arc::clone(&level.best));
-    let fits_if = |counting: Counting| {
+    let fits_if = |counting: FreeRule| {
         let survey = Survey::new(survey.input, wanted, &views.demand.shapes, counting);
         survey.is_some_and(|survey| choose(&survey, views.anchors, views.demand, views.bounds).is_some())
     };
@@ -402,10 +402,10 @@ fn shortage(views: &Views<'_, '_>, wanted: &PlanRequest, hopeless: bool) -> Shor
         withheld: if hopeless {
             None
         } else {
-            withheld(views, &counts).filter(|_| fits_if(Counting::Served))
+            withheld(views, &counts).filter(|_| fits_if(FreeRule::Served))
         },
-        reserved: (!hopeless && survey.has_reserved() && fits_if(Counting::Unreserved))
-            .then(Reserved::default),
+        reserved: (!hopeless && survey.has_reserved() && fits_if(FreeRule::Unreserved))
+            .then(IdleReservations::default),
         skew,
         rule,
         hopeless,
@@ -437,7 +437,7 @@ fn largest(views: &Views<'_, '_>, counts: &Counts) -> Option<LargestNode> {
 /// The nodes that members may go to and that give out nothing, by the most frequent cause.
 fn withheld(views: &Views<'_, '_>, counts: &Counts) -> Option<WithheldNodes> {
     let survey = views.now;
-    let mut causes: BTreeMap<&Withheld, usize> = BTreeMap::new();
+    let mut causes: BTreeMap<&WithheldReason, usize> = BTreeMap::new();
     for (number, _) in (0u32..).zip(&survey.input.snapshot.nodes) {
         let node = NodeIx(number);
         let cause = survey.class(node).and_then(|class| class.withheld.as_ref());
@@ -493,7 +493,7 @@ fn binding_rule(views: &Views<'_, '_>, survey: &Survey<'_>) -> Option<MemberRule
 }
 
 /// Why the nodes of a place do not take another member.
-fn reasons(views: &Views<'_, '_>, place: Place) -> Vec<(String, usize)> {
+fn reasons(views: &Views<'_, '_>, place: FabricPart) -> Vec<(String, usize)> {
     let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
     for node in nodes_of(views.now, place) {
         for slot in 0..views.now.shapes.len() {
@@ -515,7 +515,7 @@ fn reason(views: &Views<'_, '_>, node: NodeIx, slot: usize) -> Option<String> {
         return None;
     }
     let shape = survey.shapes.get(slot)?;
-    let Standing::Ours(class) = survey.input.snapshot.standing(node) else {
+    let NodeState::Ours(class) = survey.input.snapshot.standing(node) else {
         return None;
     };
     if let Some(cause) = &class.withheld {
@@ -611,7 +611,7 @@ struct PlaceObstacles {
 }
 
 impl PlaceObstacles {
-    fn of(survey: &Survey<'_>, place: Place, slot: usize) -> Self {
+    fn of(survey: &Survey<'_>, place: FabricPart, slot: usize) -> Self {
         let mut found = Self::default();
         for node in nodes_of(survey, place) {
             let room = room(survey, node, slot);

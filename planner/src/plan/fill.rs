@@ -129,10 +129,10 @@ impl<'s, 'a> Filler<'s, 'a> {
         let survey = self.survey;
         parts.sort_by(|a, b| {
             let names = || match (a.what, b.what) {
-                (What::Node(a), What::Node(b)) => survey.name(a).cmp(survey.name(b)),
-                (What::Domain(a), What::Domain(b)) => a.cmp(&b),
-                (What::Domain(_), What::Node(_)) => std::cmp::Ordering::Less,
-                (What::Node(_), What::Domain(_)) => std::cmp::Ordering::Greater,
+                (FillUnit::Node(a), FillUnit::Node(b)) => survey.name(a).cmp(survey.name(b)),
+                (FillUnit::Domain(a), FillUnit::Domain(b)) => a.cmp(&b),
+                (FillUnit::Domain(_), FillUnit::Node(_)) => std::cmp::Ordering::Less,
+                (FillUnit::Node(_), FillUnit::Domain(_)) => std::cmp::Ordering::Greater,
             };
             a.key.cmp(&b.key).then_with(names)
         });
@@ -140,16 +140,16 @@ impl<'s, 'a> Filler<'s, 'a> {
         // In the order of domains and nodes along the tree, not of fit.
         let mut order: Vec<usize> = (0..parts.len()).filter(|at| given[*at] > 0).collect();
         order.sort_by(|a, b| match (parts[*a].what, parts[*b].what) {
-            (What::Node(a), What::Node(b)) => survey.name(a).cmp(survey.name(b)),
-            (What::Domain(a), What::Domain(b)) => a.cmp(&b),
-            (What::Domain(_), What::Node(_)) => std::cmp::Ordering::Less,
-            (What::Node(_), What::Domain(_)) => std::cmp::Ordering::Greater,
+            (FillUnit::Node(a), FillUnit::Node(b)) => survey.name(a).cmp(survey.name(b)),
+            (FillUnit::Domain(a), FillUnit::Domain(b)) => a.cmp(&b),
+            (FillUnit::Domain(_), FillUnit::Node(_)) => std::cmp::Ordering::Less,
+            (FillUnit::Node(_), FillUnit::Domain(_)) => std::cmp::Ordering::Greater,
         });
         for at in order {
             let count = std::mem::take(&mut given[at]);
             match parts[at].what {
-                What::Node(node) => self.put(node, count),
-                What::Domain(domain) => self.fill(domain, count)?,
+                FillUnit::Node(node) => self.put(node, count),
+                FillUnit::Domain(domain) => self.fill(domain, count)?,
             }
         }
         Some(())
@@ -195,7 +195,7 @@ impl<'s, 'a> Filler<'s, 'a> {
     fn domain_piece(&self, domain: DomainIx) -> Piece {
         let room = self.sums.get(domain.0 as usize).copied().unwrap_or(0);
         Piece {
-            what: What::Domain(domain),
+            what: FillUnit::Domain(domain),
             part: Part { room, fresh: room > 0 && self.is_fresh(domain) },
             near: self.anchors.are_in(domain) || self.begun.are_in(domain),
             key: (Reverse(0), self.loose.get(domain.0 as usize).copied().unwrap_or(0)),
@@ -206,7 +206,7 @@ impl<'s, 'a> Filler<'s, 'a> {
         let room = self.rooms.get(node.0 as usize).copied().unwrap_or(0);
         let liked = if room == 0 { 0 } else { self.survey.likes(node, self.slot) };
         Piece {
-            what: What::Node(node),
+            what: FillUnit::Node(node),
             part: Part { room, fresh: room > 0 && self.survey.is_fresh(node) },
             near: self.anchors.nodes.contains(&node) || self.begun.nodes.contains(&node),
             key: (Reverse(liked), if room == 0 { 0 } else { self.survey.free_devices(node) }),
@@ -223,7 +223,7 @@ impl<'s, 'a> Filler<'s, 'a> {
 
 /// A part of a domain.
 struct Piece {
-    what: What,
+    what: FillUnit,
     part: Part,
     /// The gang has members there.
     near: bool,
@@ -232,7 +232,7 @@ struct Piece {
 }
 
 #[derive(Clone, Copy)]
-enum What {
+enum FillUnit {
     Domain(DomainIx),
     Node(NodeIx),
 }

@@ -11,7 +11,7 @@ use gantry_gang::DomainIx;
 use self::state::{more, room};
 use super::demand::Counts;
 use super::fill::{Anchors, Filler, Run, is_wider, unevenness};
-use super::scope::Place;
+use super::scope::FabricPart;
 use super::survey::Survey;
 use crate::snapshot::NodeIx;
 
@@ -49,7 +49,7 @@ impl Packing<'_, '_> {
 }
 
 /// Packs so many members of each shape into a place; `None` if they do not fit or no packing was found.
-pub(super) fn pack(packing: Packing<'_, '_>, place: Place, counts: &Counts) -> Option<Vec<Run>> {
+pub(super) fn pack(packing: Packing<'_, '_>, place: FabricPart, counts: &Counts) -> Option<Vec<Run>> {
     let Packing { survey, tier, .. } = packing;
     let nodes = nodes_of(survey, place);
     let mut orders = orders(survey, counts);
@@ -83,7 +83,12 @@ pub(super) fn pack(packing: Packing<'_, '_>, place: Place, counts: &Counts) -> O
 }
 
 /// The packing made as level over the smallest domains as it can be without getting wider.
-pub(super) fn leveled(packing: Packing<'_, '_>, place: Place, counts: &Counts, packed: Vec<Run>) -> Vec<Run> {
+pub(super) fn leveled(
+    packing: Packing<'_, '_>,
+    place: FabricPart,
+    counts: &Counts,
+    packed: Vec<Run>,
+) -> Vec<Run> {
     let survey = packing.survey;
     if survey.relates() || !packing.anchors.is_empty() || unevenness(survey, &packed) <= 1 {
         return packed;
@@ -113,7 +118,7 @@ pub(super) fn leveled(packing: Packing<'_, '_>, place: Place, counts: &Counts, p
 /// One shape after the other, each along the tree.
 fn by_tree<'s, 'a>(
     packing: Packing<'s, 'a>,
-    place: Place,
+    place: FabricPart,
     counts: &Counts,
     order: &[usize],
     fill: impl Fn(&mut Filler<'s, 'a>, DomainIx, u32) -> Option<()>,
@@ -128,11 +133,11 @@ fn by_tree<'s, 'a>(
             continue;
         }
         let laid = match place {
-            Place::Node(node) => {
+            FabricPart::Node(node) => {
                 let fits = more(survey, &state, node, slot, tier) >= members;
                 vec![fits.then_some(Run { node, slot, count: members })?]
             }
-            Place::Domain(domain) => {
+            FabricPart::Domain(domain) => {
                 let mut filler =
                     Filler::new(survey, slot, loose, anchors, |node| more(survey, &state, node, slot, tier));
                 filler.begun = std::mem::take(&mut begun);
@@ -169,10 +174,10 @@ fn in_row(packing: Packing<'_, '_>, nodes: &[NodeIx], counts: &Counts, order: &[
 }
 
 /// The nodes of a place, along the tree.
-pub(super) fn nodes_of(survey: &Survey<'_>, place: Place) -> Vec<NodeIx> {
+pub(super) fn nodes_of(survey: &Survey<'_>, place: FabricPart) -> Vec<NodeIx> {
     let domain = match place {
-        Place::Node(node) => return vec![node],
-        Place::Domain(domain) => domain,
+        FabricPart::Node(node) => return vec![node],
+        FabricPart::Domain(domain) => domain,
     };
     let mut nodes = Vec::new();
     let mut open = vec![domain];
@@ -240,7 +245,7 @@ fn orders(survey: &Survey<'_>, counts: &Counts) -> Vec<Vec<usize>> {
 /// one. Then along the tree with the same numbers in each domain, where that is possible.
 fn evenly(
     packing: Packing<'_, '_>,
-    place: Place,
+    place: FabricPart,
     nodes: &[NodeIx],
     counts: &Counts,
     order: &[usize],
@@ -284,8 +289,8 @@ fn evenly(
     };
     let rounds: Vec<Run> = rounds();
     match place {
-        Place::Node(_) => Some(rounds),
-        Place::Domain(domain) => {
+        FabricPart::Node(_) => Some(rounds),
+        FabricPart::Domain(domain) => {
             let smooth = along_tree(packing, domain, counts, order, &rounds, &state);
             Some(smooth.unwrap_or(rounds))
         }
@@ -476,19 +481,19 @@ fn comes_about(survey: &Survey<'_>, on: &HashMap<NodeIx, Counts>) -> bool {
     });
     let mut waiting: Vec<(NodeIx, usize)> = each.collect();
     waiting.sort_unstable();
-    let let_in = LetIn { survey, near: vec![HashSet::new(); survey.rules.near.len()] };
+    let let_in = AdmittedMembers { survey, near: vec![HashSet::new(); survey.rules.near.len()] };
     let_in.rest(&waiting, &mut 0)
 }
 
 /// Members admitted so far.
 #[derive(Clone)]
-struct LetIn<'s, 'a> {
+struct AdmittedMembers<'s, 'a> {
     survey: &'s Survey<'a>,
     /// By affinity rule: the label values of admitted members that it selects.
     near: Vec<HashSet<&'a Arc<str>>>,
 }
 
-impl LetIn<'_, '_> {
+impl AdmittedMembers<'_, '_> {
     /// Whether all others can follow.
     fn rest(&self, waiting: &[(NodeIx, usize)], tries: &mut u32) -> bool {
         if self.clone().follow(waiting.to_vec()) {

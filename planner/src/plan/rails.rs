@@ -14,12 +14,12 @@ use gantry_gang::protocol::{MemberGroup, PlanRequest, RailShortage};
 use gantry_gang::terms::Rails;
 use gantry_topology::{GpuSet, NicSet};
 
-use super::Planned;
+use super::RatedPlan;
 use super::diagnosis::unit;
-use crate::input::{Exact, PlanInput};
+use crate::input::{ExactNode, PlanInput};
 use crate::kind::Kind;
 use crate::shape::Shape;
-use crate::snapshot::{Class, NodeIx, Snapshot, Standing};
+use crate::snapshot::{Class, NodeIx, NodeState, Snapshot};
 
 /// Rails tried for a gang that requires the same.
 const MOST_REQUIRED: usize = 32;
@@ -166,16 +166,16 @@ fn named(nics: NicSet) -> String {
 pub(super) fn aligned(
     input: &PlanInput<'_>,
     wanted: &PlanRequest,
-    own: Planned,
+    own: RatedPlan,
     aim: &Aim,
-    plan: &dyn Fn(&PlanInput<'_>, &Aim) -> Option<Planned>,
-) -> Option<Planned> {
+    plan: &dyn Fn(&PlanInput<'_>, &Aim) -> Option<RatedPlan>,
+) -> Option<RatedPlan> {
     let policy = wanted.terms.rails;
     if agree(policy, &own.rails) {
         return Some(own);
     }
     let is_required = policy == Rails::RequireSame;
-    let as_good = |planned: &Planned| planned.rank <= own.rank && planned.slowest >= own.slowest;
+    let as_good = |planned: &RatedPlan| planned.rank <= own.rank && planned.slowest >= own.slowest;
     // Other devices on the same nodes.
     let by_gpus = most_frequent(input, &own, aim);
     let realigned = plan(input, &aim.towards(by_gpus, own.slowest)).filter(as_good);
@@ -185,7 +185,7 @@ pub(super) fn aligned(
     // Other nodes.
     let nodes = input.snapshot.nodes.len().max(1);
     let most = if is_required { MOST_REQUIRED } else { (PREFERRED_NODES / nodes).clamp(1, MOST_PREFERRED) };
-    let mut best: Option<Planned> = None;
+    let mut best: Option<RatedPlan> = None;
     for (gpus, nics) in candidates(input, wanted, &own, aim).into_iter().take(most) {
         let floor = if is_required { 0 } else { own.slowest };
         let found =
@@ -199,7 +199,7 @@ pub(super) fn aligned(
         if as_good(&found) {
             return Some(found);
         }
-        let key = |planned: &Planned| (planned.rank, Reverse(planned.slowest));
+        let key = |planned: &RatedPlan| (planned.rank, Reverse(planned.slowest));
         if is_required && best.as_ref().is_none_or(|best| key(&found) < key(best)) {
             best = Some(found);
         }
@@ -207,12 +207,12 @@ pub(super) fn aligned(
     if is_required {
         return best;
     }
-    let more = |planned: &Planned| agreeing(&planned.rails) > agreeing(&own.rails);
+    let more = |planned: &RatedPlan| agreeing(&planned.rails) > agreeing(&own.rails);
     Some(realigned.filter(more).unwrap_or(own))
 }
 
 /// By the number of GPUs used on a node: the rails that most of the plan's nodes can have.
-fn most_frequent(input: &PlanInput<'_>, own: &Planned, aim: &Aim) -> Target {
+fn most_frequent(input: &PlanInput<'_>, own: &RatedPlan, aim: &Aim) -> Target {
     let mut sets = MOST_SETS;
     let mut classes: BTreeMap<(usize, u32), usize> = BTreeMap::new();
     let mut counts: BTreeMap<usize, HashMap<NicSet, usize>> = BTreeMap::new();
@@ -225,7 +225,7 @@ fn most_frequent(input: &PlanInput<'_>, own: &Planned, aim: &Aim) -> Target {
         }
     }
     for ((gpus, class), nodes) in classes {
-        let Some(Standing::Ours(class)) = input.snapshot.classes.get(class as usize).map(|class| &**class)
+        let Some(NodeState::Ours(class)) = input.snapshot.classes.get(class as usize).map(|class| &**class)
         else {
             continue;
         };
@@ -245,7 +245,12 @@ fn nodes_of(input: &PlanInput<'_>) -> usize {
 }
 
 /// Rails that may be the same on all nodes, with the number of GPUs on them, those that are free on most nodes first.
-fn candidates(input: &PlanInput<'_>, wanted: &PlanRequest, own: &Planned, aim: &Aim) -> Vec<(usize, NicSet)> {
+fn candidates(
+    input: &PlanInput<'_>,
+    wanted: &PlanRequest,
+    own: &RatedPlan,
+    aim: &Aim,
+) -> Vec<(usize, NicSet)> {
     if aim.taken.values().any(|taken| !taken.is_empty()) {
         let taken: BTreeSet<NodeIx> = aim.taken.keys().copied().collect();
         let fixed = own.nodes.iter().zip(&own.rails).filter(|(node, _)| taken.contains(node));
@@ -276,11 +281,11 @@ fn one_size(input: &PlanInput<'_>, wanted: &PlanRequest) -> Option<usize> {
 }
 
 /// Numbers of GPUs that the gang may use on each node.
-fn sizes(input: &PlanInput<'_>, wanted: &PlanRequest, own: &Planned) -> BTreeSet<usize> {
+fn sizes(input: &PlanInput<'_>, wanted: &PlanRequest, own: &RatedPlan) -> BTreeSet<usize> {
     let mut sizes: BTreeSet<usize> = own.rails.iter().map(|rails| rails.gpus).collect();
     if let (Rails::RequireSame, Some(each)) = (wanted.terms.rails, one_size(input, wanted)) {
         let most = input.snapshot.classes.iter().filter_map(|class| match &**class {
-            Standing::Ours(class) => Some(class.kind.gpus()),
+            NodeState::Ours(class) => Some(class.kind.gpus()),
             _ => None,
         });
         let most = most.max().unwrap_or(0);
@@ -301,7 +306,7 @@ fn free_on_nodes(input: &PlanInput<'_>, sizes: &BTreeSet<usize>) -> HashMap<(usi
     let mut sets = MOST_SETS;
     let mut found: HashMap<(usize, NicSet), usize> = HashMap::new();
     for (class, nodes) in input.snapshot.classes.iter().zip(nodes_of_class) {
-        let Standing::Ours(class) = &**class else { continue };
+        let NodeState::Ours(class) = &**class else { continue };
         if nodes == 0 || class.withheld.is_some() {
             continue;
         }
@@ -335,18 +340,18 @@ fn free_rails(class: &Class, gpus: usize, sets: &mut usize) -> BTreeSet<NicSet> 
 fn restricted<T>(input: &PlanInput<'_>, rails: (usize, NicSet), then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
     let mut kinds: HashMap<*const Kind, GpuSet> = HashMap::new();
     let classes = input.snapshot.classes.iter().map(|class| match &**class {
-        Standing::Ours(class) => {
+        NodeState::Ours(class) => {
             let on = *kinds.entry(Arc::as_ptr(&class.kind)).or_insert_with(|| on_rails(&class.kind, rails.1));
             let mut class = class.clone();
             restrict(&mut class, on, rails);
-            Arc::new(Standing::Ours(class))
+            Arc::new(NodeState::Ours(class))
         }
         _ => Arc::clone(class),
     });
     let classes = Arc::new(classes.collect());
     let snapshot = Snapshot { classes, ..input.snapshot.clone() };
     let exact = |node: NodeIx| {
-        let mut exact: Exact<'_> = (input.exact)(node)?;
+        let mut exact: ExactNode<'_> = (input.exact)(node)?;
         let on = on_rails(&exact.class.kind, rails.1);
         restrict(&mut exact.class, on, rails);
         Some(exact)

@@ -20,12 +20,12 @@ pub(super) struct Rules {
     /// Pairs of shapes that cannot share a value of a node label.
     pub(super) spread: Vec<(usize, usize, Arc<str>)>,
     /// Affinity: members that must share a label value with others.
-    pub(super) near: Vec<Near>,
+    pub(super) near: Vec<NearRule>,
 }
 
 /// Members of a shape must share the value of a node label with another pod, of the gang or not.
 #[derive(Debug, Clone)]
-pub(super) struct Near {
+pub(super) struct NearRule {
     /// Index of the shape that it binds.
     pub(super) slot: usize,
     pub(super) key: Arc<str>,
@@ -39,7 +39,7 @@ pub(super) struct Near {
     pub(super) settled: bool,
 }
 
-impl Near {
+impl NearRule {
     /// Whether members select only members of their own shape.
     pub(super) fn is_among_its_like(&self) -> bool {
         self.to.iter().enumerate().all(|(slot, to)| *to == (slot == self.slot))
@@ -51,7 +51,7 @@ impl Rules {
         let mut rules = Self::default();
         for (a, first) in shapes.iter().enumerate() {
             for (b, second) in shapes.iter().enumerate().skip(a) {
-                let apart = Apart::of(first, second);
+                let apart = Separation::of(first, second);
                 if apart.nodes {
                     rules.alone.push((a, b));
                 }
@@ -137,14 +137,14 @@ impl Rules {
 }
 
 /// What two pods cannot share.
-pub(super) struct Apart<'n> {
+pub(super) struct Separation<'n> {
     /// A node.
     pub(super) nodes: bool,
     /// The values of node labels beyond the node.
     pub(super) keys: BTreeSet<&'n Arc<str>>,
 }
 
-impl<'n> Apart<'n> {
+impl<'n> Separation<'n> {
     /// By anti-affinity of either, and by their host ports.
     pub(super) fn of(one: &'n Needs, other: &'n Needs) -> Self {
         let forth = one.apart_from.iter().filter(|term| selects(one, term, other));

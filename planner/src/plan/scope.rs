@@ -20,7 +20,7 @@ pub(super) enum Scope {
 
 /// One domain of a scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Place {
+pub(super) enum FabricPart {
     Node(NodeIx),
     Domain(DomainIx),
 }
@@ -83,21 +83,21 @@ pub(super) fn scopes(survey: &Survey<'_>, widest: Scope) -> Vec<Scope> {
 }
 
 /// The places of a scope. If the gang has members already, only the place that holds them all.
-pub(super) fn places(survey: &Survey<'_>, anchors: &Anchors, scope: Scope) -> Vec<Place> {
+pub(super) fn places(survey: &Survey<'_>, anchors: &Anchors, scope: Scope) -> Vec<FabricPart> {
     let domains = || (0u32..).zip(&survey.fabric.domains);
     match scope {
         Scope::Node => {
             let nodes = 0..u32::try_from(survey.input.snapshot.nodes.len()).unwrap_or(u32::MAX);
             let nodes = nodes.map(NodeIx).filter(|node| anchors.nodes.iter().all(|other| other == node));
-            nodes.map(Place::Node).collect()
+            nodes.map(FabricPart::Node).collect()
         }
         Scope::Level(level) => domains()
             .filter(|(number, domain)| domain.level == Some(level) && anchors.all_in(DomainIx(*number)))
-            .map(|(number, _)| Place::Domain(DomainIx(number)))
+            .map(|(number, _)| FabricPart::Domain(DomainIx(number)))
             .collect(),
         Scope::Cluster => domains()
             .filter(|(_, domain)| domain.parent.is_none())
-            .map(|(number, _)| Place::Domain(DomainIx(number)))
+            .map(|(number, _)| FabricPart::Domain(DomainIx(number)))
             .collect(),
     }
 }

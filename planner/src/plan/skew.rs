@@ -12,7 +12,7 @@ use gantry_gang::Needs;
 use gantry_gang::needs::Spread;
 
 use super::rules::HOSTNAME;
-use crate::input::Room;
+use crate::input::NodeResources;
 use crate::snapshot::NodeIx;
 
 /// One constraint of one shape.
@@ -43,7 +43,7 @@ impl Skew {
     pub(super) fn all(
         shapes: &[&Needs],
         counted: &[Vec<BTreeMap<NodeIx, u32>>],
-        rooms: &[Room],
+        rooms: &[NodeResources],
     ) -> Vec<Self> {
         let mut all = Vec::new();
         for (slot, needs) in shapes.iter().enumerate() {
@@ -60,7 +60,7 @@ impl Skew {
         spread: &Spread,
         shapes: &[&Needs],
         counted: Option<&BTreeMap<NodeIx, u32>>,
-        rooms: &[Room],
+        rooms: &[NodeResources],
     ) -> Self {
         let own = shapes[slot];
         let mut numbers: HashMap<&Arc<str>, u32> = HashMap::new();

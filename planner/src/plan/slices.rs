@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantry_gang::DomainIx;
 use gantry_gang::protocol::PlanRequest;
 
-use super::demand::Asked;
+use super::demand::RankedMember;
 use super::fill::is_wider;
 use super::fill::{Filler, Run};
 use super::pack::{Packing, pack};
-use super::scope::Place;
+use super::scope::FabricPart;
 use super::split::{Part, level, split};
 use super::survey::Survey;
 
@@ -168,13 +168,16 @@ pub(super) fn placed_ordinals(wanted: &PlanRequest) -> Vec<u32> {
 
 /// Members with their ordinals, sorted by those: positions in the order of ranks. If others have reservations, each
 /// member gets the first ordinal that is unused and agrees with its rank.
-pub(super) fn ordinals<'w>(wanted: &PlanRequest, members: Vec<Asked<'w>>) -> Vec<(u32, Asked<'w>)> {
+pub(super) fn ordinals<'w>(
+    wanted: &PlanRequest,
+    members: Vec<RankedMember<'w>>,
+) -> Vec<(u32, RankedMember<'w>)> {
     let ranks = wanted.placed.iter().map(|sibling| sibling.rank);
     let taken: BTreeMap<u32, Option<u32>> = placed_ordinals(wanted).into_iter().zip(ranks).collect();
     let end = taken.keys().last().map_or(0, |last| last.saturating_add(1));
     let new = (0..end.saturating_add(count(members.len()))).filter(|ordinal| !taken.contains_key(ordinal));
     let mut new: BTreeSet<u32> = new.collect();
-    let mut ordered: Vec<(u32, Asked<'w>)> = Vec::with_capacity(members.len());
+    let mut ordered: Vec<(u32, RankedMember<'w>)> = Vec::with_capacity(members.len());
     for asked in members {
         let may_have = |ordinal: &&u32| {
             let before = taken.range(..**ordinal).rev().find_map(|(_, rank)| *rank);
@@ -204,7 +207,7 @@ pub(super) fn by_slices(
     packing: Packing<'_, '_>,
     sums: &[u32],
     slices: Slices,
-    members: &[(u32, Asked<'_>)],
+    members: &[(u32, RankedMember<'_>)],
 ) -> Option<Vec<Run>> {
     let survey = packing.survey;
     let slots = survey.shapes.len();
@@ -246,7 +249,7 @@ pub(super) fn by_slices(
 }
 
 /// Slices placed so far.
-struct Laid {
+struct PlacedSlices {
     runs: Vec<Run>,
     /// Number of slices by domain.
     laid: BTreeMap<DomainIx, u32>,
@@ -259,7 +262,7 @@ fn one_by_one(
     slices: Slices,
     (all, groups): (&[DomainIx], &[(u32, Vec<u32>)]),
     may_take: impl Fn(DomainIx, u32) -> bool,
-) -> Option<Laid> {
+) -> Option<PlacedSlices> {
     let survey = packing.survey;
     let slots = survey.shapes.len();
     let mut laid_in: BTreeMap<DomainIx, u32> = BTreeMap::new();
@@ -285,7 +288,7 @@ fn one_by_one(
         candidates.sort_unstable();
         let laid = candidates.iter().find_map(|(_, _, block)| {
             let packing = Packing { anchors: &anchors, state: &state, ..packing };
-            Some((*block, pack(packing, Place::Domain(*block), counts)?))
+            Some((*block, pack(packing, FabricPart::Domain(*block), counts)?))
         });
         let (block, laid) = laid?;
         *laid_in.entry(block).or_default() += 1;
@@ -295,5 +298,5 @@ fn one_by_one(
         }
         runs.extend(laid);
     }
-    Some(Laid { runs, laid: laid_in })
+    Some(PlacedSlices { runs, laid: laid_in })
 }

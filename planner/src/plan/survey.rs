@@ -13,29 +13,29 @@ use gantry_gang::{DomainIx, Fabric, Resources};
 
 use super::demand::Demand;
 use super::devices_left::DevicesLeft;
-use super::rules::{Apart, Near, Rules};
+use super::rules::{NearRule, Rules, Separation};
 use super::skew::Skew;
 use crate::decide;
 use crate::devices::DeviceSet;
-use crate::input::{PlacementRules, PlanInput, Room, Shape};
+use crate::input::{NodeResources, PlacementRules, PlanInput, Shape};
 use crate::kind::Spot;
 use crate::layout::{Layout, Offer};
 use crate::numa::NumaNode;
 use crate::placement::PlacementRequest;
-use crate::quality::{Gathered, Quality};
+use crate::quality::{Quality, QualitySum};
 use crate::request::{Ask, Request};
-use crate::snapshot::{Class, NodeIx, Pool, Standing};
+use crate::snapshot::{Class, NodeIx, NodeState, Pool};
 
 /// Which devices count as free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Counting {
+pub(super) enum FreeRule {
     /// Devices that no pod has or is about to get.
     Open,
     /// Devices that no pod has: single pods between prioritize and bind would go elsewhere.
     Free,
     /// The same, as if devices that are idle and reserved were free.
     Unreserved,
-    /// The same as [`Counting::Free`], as if every plugin served.
+    /// The same as [`FreeRule::Free`], as if every plugin served.
     Served,
     /// Every healthy device, as if the node were empty.
     Empty,
@@ -44,14 +44,14 @@ pub(super) enum Counting {
 /// The members that every node takes.
 pub(super) struct Survey<'a> {
     pub(super) input: PlanInput<'a>,
-    pub(super) counting: Counting,
+    pub(super) counting: FreeRule,
     pub(super) fabric: &'a Fabric,
     pub(super) shapes: Vec<&'a Shape>,
     pub(super) rules: Rules,
     /// The spread constraints.
     pub(super) skews: Arc<[Skew]>,
     /// By class and shape; only for classes of nodes that could take a member.
-    classes: Vec<Vec<OfClass>>,
+    classes: Vec<Vec<ClassCapacity>>,
     /// By node and shape: the most by everything but devices.
     limits: Vec<u32>,
     /// By shape: the least quality of members at each step, the best first; `None`: every member counts.
@@ -68,7 +68,7 @@ impl<'a> Survey<'a> {
         input: PlanInput<'a>,
         wanted: &PlanRequest,
         shapes: &[ShapeId],
-        counting: Counting,
+        counting: FreeRule,
     ) -> Option<Self> {
         let shapes: Vec<&Shape> = shapes.iter().map(|shape| input.shape(*shape)).collect::<Option<_>>()?;
         let needs: Vec<_> = shapes.iter().map(|shape| &*shape.needs).collect();
@@ -202,17 +202,17 @@ impl<'a> Survey<'a> {
 
     /// Resources that a node has left, other than devices.
     pub(super) fn left(&self, node: NodeIx) -> Option<&'a Resources> {
-        let room: &Room = self.input.rooms.get(node.0 as usize)?;
+        let room: &NodeResources = self.input.rooms.get(node.0 as usize)?;
         let facts = room.facts.as_ref()?;
         Some(match self.counting {
-            Counting::Empty => &facts.allocatable,
-            Counting::Open | Counting::Free | Counting::Unreserved | Counting::Served => &room.left,
+            FreeRule::Empty => &facts.allocatable,
+            FreeRule::Open | FreeRule::Free | FreeRule::Unreserved | FreeRule::Served => &room.left,
         })
     }
 
     /// The value of a node's label.
     pub(super) fn label(&self, node: NodeIx, key: &str) -> Option<&'a Arc<str>> {
-        let room: &Room = self.input.rooms.get(node.0 as usize)?;
+        let room: &NodeResources = self.input.rooms.get(node.0 as usize)?;
         room.facts.as_ref()?.labels.get(key)
     }
 
@@ -225,8 +225,8 @@ impl<'a> Survey<'a> {
 
     pub(super) fn class(&self, node: NodeIx) -> Option<&'a Class> {
         match self.input.snapshot.standing(node) {
-            Standing::Ours(class) => Some(class),
-            Standing::Foreign { .. } | Standing::Gone => None,
+            NodeState::Ours(class) => Some(class),
+            NodeState::Foreign { .. } | NodeState::Gone => None,
         }
     }
 
@@ -284,13 +284,13 @@ impl<'a> Survey<'a> {
 }
 
 /// How many devices of a pool count as free.
-pub(super) fn available(pool: &Pool, counting: Counting) -> usize {
+pub(super) fn available(pool: &Pool, counting: FreeRule) -> usize {
     match counting {
-        Counting::Open => pool.open.len(),
-        Counting::Free => pool.free.len(),
-        Counting::Unreserved => pool.free.len() + pool.reserved,
-        Counting::Served => pool.free.len() + pool.unserved,
-        Counting::Empty => pool.devices.saturating_sub(pool.unhealthy),
+        FreeRule::Open => pool.open.len(),
+        FreeRule::Free => pool.free.len(),
+        FreeRule::Unreserved => pool.free.len() + pool.reserved,
+        FreeRule::Served => pool.free.len() + pool.unserved,
+        FreeRule::Empty => pool.devices.saturating_sub(pool.unhealthy),
     }
 }
 
@@ -303,7 +303,7 @@ const MOST_GRADES: usize = 8;
 
 /// Members of one shape that a class takes.
 #[derive(Debug, Clone, Default)]
-struct OfClass {
+struct ClassCapacity {
     /// Members by devices alone.
     members: u32,
     /// Quality of the devices of each next member, falling; empty if members exchange and prefer nothing.
@@ -320,7 +320,7 @@ impl Survey<'_> {
             if limits.iter().all(|limit| *limit == 0) || !self.classes[class].is_empty() {
                 continue;
             }
-            if let Some(Standing::Ours(of)) = self.input.snapshot.classes.get(class).map(|class| &**class) {
+            if let Some(NodeState::Ours(of)) = self.input.snapshot.classes.get(class).map(|class| &**class) {
                 self.classes[class] =
                     self.shapes.iter().map(|shape| of_class(of, shape, self.counting)).collect();
             }
@@ -424,7 +424,7 @@ impl Survey<'_> {
         &reach[..reach.len().min(limit as usize)]
     }
 
-    fn of_class(&self, node: NodeIx, slot: usize) -> Option<&OfClass> {
+    fn of_class(&self, node: NodeIx, slot: usize) -> Option<&ClassCapacity> {
         self.classes.get(self.input.snapshot.class(node)?.0 as usize)?.get(slot)
     }
 
@@ -444,9 +444,9 @@ impl Survey<'_> {
     }
 }
 
-fn of_class(class: &Class, shape: &Shape, counting: Counting) -> OfClass {
-    let mut of = OfClass::default();
-    if !matches!(counting, Counting::Empty | Counting::Served) && class.withheld.is_some() {
+fn of_class(class: &Class, shape: &Shape, counting: FreeRule) -> ClassCapacity {
+    let mut of = ClassCapacity::default();
+    if !matches!(counting, FreeRule::Empty | FreeRule::Served) && class.withheld.is_some() {
         return of;
     }
     let mut members = u32::MAX;
@@ -466,7 +466,7 @@ fn of_class(class: &Class, shape: &Shape, counting: Counting) -> OfClass {
     }
     let exchanges = shape.request.asks.iter().any(|ask| ask.most().is_some_and(|(_, devices)| devices > 1));
     if (exchanges || shape.request.placement.has_preferences())
-        && matches!(counting, Counting::Open | Counting::Free)
+        && matches!(counting, FreeRule::Open | FreeRule::Free)
     {
         of.reach = reach(class, shape, counting, of.members);
     }
@@ -480,12 +480,12 @@ fn is_particular(class: &Class, ask: &Ask) -> bool {
 }
 
 /// How many members, of `most`, get devices as they and kubelet require them, one after the other.
-fn fitting(class: &Class, shape: &Shape, counting: Counting, most: u32) -> u32 {
+fn fitting(class: &Class, shape: &Shape, counting: FreeRule, most: u32) -> u32 {
     let free = |pool: &Pool| match counting {
-        Counting::Open => pool.open.clone(),
-        Counting::Free => pool.free.clone(),
+        FreeRule::Open => pool.open.clone(),
+        FreeRule::Free => pool.free.clone(),
         // Which devices these are is not known of a class.
-        Counting::Unreserved | Counting::Served if pool.free.len() == available(pool, counting) => {
+        FreeRule::Unreserved | FreeRule::Served if pool.free.len() == available(pool, counting) => {
             pool.free.clone()
         }
         _ if matches!(pool.shape, crate::shape::Shape::Whole) => DeviceSet::range(0, class.kind.gpus()),
@@ -494,9 +494,9 @@ fn fitting(class: &Class, shape: &Shape, counting: Counting, most: u32) -> u32 {
     let alignments = class.pools.iter().map(|pool| {
         let alignment = pool.alignment.as_deref()?;
         let is_known = match counting {
-            Counting::Open | Counting::Free => true,
-            Counting::Unreserved | Counting::Served => pool.free.len() == available(pool, counting),
-            Counting::Empty => false,
+            FreeRule::Open | FreeRule::Free => true,
+            FreeRule::Unreserved | FreeRule::Served => pool.free.len() == available(pool, counting),
+            FreeRule::Empty => false,
         };
         Some(match is_known || !alignment.counts_numa() {
             true => Cow::Borrowed(alignment),
@@ -510,16 +510,16 @@ fn fitting(class: &Class, shape: &Shape, counting: Counting, most: u32) -> u32 {
 }
 
 /// The quality of each next member's devices, never rising.
-fn reach(class: &Class, shape: &Shape, counting: Counting, members: u32) -> Vec<Quality> {
+fn reach(class: &Class, shape: &Shape, counting: FreeRule, members: u32) -> Vec<Quality> {
     let mut free: Vec<DeviceSet> = class
         .pools
         .iter()
-        .map(|pool| if counting == Counting::Open { pool.open.clone() } else { pool.free.clone() })
+        .map(|pool| if counting == FreeRule::Open { pool.open.clone() } else { pool.free.clone() })
         .collect();
     let cuts: Vec<Vec<Spot>> = shape.request.asks.iter().map(|ask| class.cut_for(ask)).collect();
     let mut reach: Vec<Quality> = Vec::new();
     for _ in 0..members {
-        let mut gathered = Gathered::new(&shape.request.placement);
+        let mut gathered = QualitySum::new(&shape.request.placement);
         let each = shape.request.asks.iter().zip(&cuts).map(|(ask, cut)| {
             let (index, pool) = class.pool(ask.resource.as_str())?;
             Some((index, Offer { site: class.site(pool, cut).for_gangs(), free: free.get(index)?, ask }))
@@ -559,8 +559,8 @@ impl Survey<'_> {
         let mut near = Vec::with_capacity(slots);
         for (slot, shape) in self.shapes.iter().enumerate() {
             let mut barred = match self.counting {
-                Counting::Empty if shape.needs.together_with.is_empty() => PlacementRules::default(),
-                Counting::Empty => {
+                FreeRule::Empty if shape.needs.together_with.is_empty() => PlacementRules::default(),
+                FreeRule::Empty => {
                     PlacementRules { near: self.input.barred(shape).near, ..PlacementRules::default() }
                 }
                 _ => self.input.barred(shape),
@@ -570,7 +570,7 @@ impl Survey<'_> {
             for (number, standing) in (0u32..).zip(&self.input.snapshot.nodes) {
                 let node = NodeIx(number);
                 let class = self.input.snapshot.classes.get(standing.0 as usize);
-                let Some(Standing::Ours(_)) = class.map(|class| &**class) else {
+                let Some(NodeState::Ours(_)) = class.map(|class| &**class) else {
                     continue;
                 };
                 let Some(left) = self.left(node) else { continue };
@@ -607,7 +607,7 @@ impl Survey<'_> {
             for (other, nodes) in &siblings {
                 // A member without a known shape is taken to be alike.
                 let known = other.and_then(|other| self.input.shape(other));
-                let apart = Apart::of(&shape.needs, &known.unwrap_or(shape).needs);
+                let apart = Separation::of(&shape.needs, &known.unwrap_or(shape).needs);
                 if apart.nodes {
                     self.keep(slot, |_, node| !nodes.contains(&node));
                 }
@@ -652,7 +652,7 @@ impl Survey<'_> {
             });
             let siblings: Vec<NodeIx> =
                 siblings.filter_map(|sibling| self.input.snapshot.find(sibling.node.as_str())).collect();
-            let mut rules: Vec<Near> = Vec::new();
+            let mut rules: Vec<NearRule> = Vec::new();
             for (number, term) in needs.together_with.iter().enumerate() {
                 let key = &term.topology_key;
                 self.keep(slot, |survey, node| survey.label(node, key).is_some());
@@ -666,7 +666,7 @@ impl Survey<'_> {
                     there.extend(self.nodes().filter(near));
                 }
                 if rules.iter().all(|rule| rule.key != *key) {
-                    rules.push(Near {
+                    rules.push(NearRule {
                         slot,
                         key: Arc::clone(key),
                         to: to.clone(),
@@ -681,14 +681,14 @@ impl Survey<'_> {
                 let others = rule.to.iter().any(|to| *to);
                 match self.counting {
                     // The pods that it must be near may be anywhere then.
-                    Counting::Empty if !others || !rule.there.is_empty() => {}
+                    FreeRule::Empty if !others || !rule.there.is_empty() => {}
                     // Pods outside the gang match, so no member can be the first.
-                    _ if self.counting != Counting::Empty
+                    _ if self.counting != FreeRule::Empty
                         && (!others || rule.is_among_its_like() && !starts) =>
                     {
                         self.keep(slot, |_, node| rule.there.contains(&node));
                     }
-                    _ => self.rules.near.push(Near { starts, ..rule }),
+                    _ => self.rules.near.push(NearRule { starts, ..rule }),
                 }
             }
         }
@@ -753,7 +753,7 @@ impl Survey<'_> {
     /// can be the first.
     pub(in crate::plan) fn follows(&self, node: NodeIx, slot: usize) -> bool {
         let near = &self.rules.near;
-        let anchors = |rule: &Near| {
+        let anchors = |rule: &NearRule| {
             let mut to = rule.to.iter().enumerate().filter(|(_, to)| **to);
             to.any(|(other, _)| near.iter().all(|near| near.slot != other))
         };

@@ -16,7 +16,7 @@ mod truth;
 pub(crate) mod world;
 
 use gantry_gang::needs::{Operator, PodTerm, Requirement};
-use gantry_gang::protocol::{Obstacle, ShapeId, Sibling, Within};
+use gantry_gang::protocol::{Obstacle, ReasonScope, ShapeId, Sibling};
 use gantry_gang::{Needs, Resources, Taint, TaintEffect};
 
 use self::world::{World, gang, level, sibling, terms};
@@ -130,7 +130,7 @@ fn required_level_binds_and_preferred_level_does_not() {
     let eight = world.shape(8);
     let mut four = gang(&[(4, eight)]);
     level(&mut four, "rack", true);
-    assert_eq!(world.shortage(&four).within, Within::OneOf("rack".into()));
+    assert_eq!(world.shortage(&four).within, ReasonScope::OneOf("rack".into()));
     assert_eq!(world.line(&four), "CannotFit");
     level(&mut four, "rack", false);
     assert!(world.line(&four).starts_with("2 racks of zone z1: "));

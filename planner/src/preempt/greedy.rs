@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use gantry_gang::protocol::PlanRequest;
 
-use super::WhatIf;
-use super::parts::{BudgetUse, Chosen, Parts};
+use super::ExactInput;
+use super::parts::{BudgetUse, ChosenParts, Parts};
 use super::search::Search;
 use crate::snapshot::NodeIx;
 
@@ -14,21 +14,25 @@ use crate::snapshot::NodeIx;
 const SPARED: usize = 1 << 19;
 
 /// The greedy choice.
-pub(super) struct Greedy<'s, 't, 'a> {
-    cluster: &'s WhatIf<'t, 'a>,
+pub(super) struct GreedySearch<'s, 't, 'a> {
+    cluster: &'s ExactInput<'t, 'a>,
     wanted: &'s PlanRequest,
     parts: &'s Parts<'s>,
     attempts: usize,
 }
 
-impl<'s, 't, 'a> Greedy<'s, 't, 'a> {
-    pub(super) fn new(cluster: &'s WhatIf<'t, 'a>, wanted: &'s PlanRequest, parts: &'s Parts<'s>) -> Self {
+impl<'s, 't, 'a> GreedySearch<'s, 't, 'a> {
+    pub(super) fn new(
+        cluster: &'s ExactInput<'t, 'a>,
+        wanted: &'s PlanRequest,
+        parts: &'s Parts<'s>,
+    ) -> Self {
         Self { cluster, wanted, parts, attempts: SPARED / cluster.nodes().max(1) }
     }
 
     /// The better of a choice that was `found` and a greedy one; `None` if no set is found that makes room within the
     /// budgets.
-    pub(super) fn choose(mut self, found: Option<Chosen>) -> Option<Chosen> {
+    pub(super) fn choose(mut self, found: Option<ChosenParts>) -> Option<ChosenParts> {
         let (cluster, wanted, parts) = (self.cluster, self.wanted, self.parts);
         let mut unlimited = u64::MAX;
         let mut search = Search::new(cluster, wanted, parts, &mut unlimited);
@@ -55,7 +59,7 @@ impl<'s, 't, 'a> Greedy<'s, 't, 'a> {
 
     /// As many whole units as the budgets allow together, those with pods on some nodes first; of units that may not go
     /// as a whole what is beyond their minimum.
-    fn allowed(&self, before: &BTreeSet<NodeIx>) -> Chosen {
+    fn allowed(&self, before: &BTreeSet<NodeIx>) -> ChosenParts {
         let parts = self.parts;
         let is_before = |unit: &usize| {
             let mut pods = parts.units[*unit].candidate.pods.iter();
@@ -63,7 +67,7 @@ impl<'s, 't, 'a> Greedy<'s, 't, 'a> {
         };
         let mut order: Vec<usize> = (0..parts.units.len()).collect();
         order.sort_by_key(|unit| (!is_before(unit), parts.units[*unit].whole));
-        let mut chosen = Chosen::default();
+        let mut chosen = ChosenParts::default();
         let mut used = BudgetUse::default();
         for unit in order {
             let all = parts.units[unit].parts.clone();
@@ -76,7 +80,7 @@ impl<'s, 't, 'a> Greedy<'s, 't, 'a> {
             let mut going: Vec<usize> = Vec::new();
             for part in all.filter(|_| parts.units[unit].is_elastic()) {
                 let more = [going.as_slice(), &[part]].concat();
-                if Chosen::leaves_minimum(parts, unit, &more) && used.take(parts, part) {
+                if ChosenParts::leaves_minimum(parts, unit, &more) && used.take(parts, part) {
                     going = more;
                 }
             }
@@ -86,7 +90,7 @@ impl<'s, 't, 'a> Greedy<'s, 't, 'a> {
     }
 
     /// The units of a choice with pods on some nodes.
-    fn on(&self, chosen: &Chosen, nodes: &BTreeSet<NodeIx>) -> Chosen {
+    fn on(&self, chosen: &ChosenParts, nodes: &BTreeSet<NodeIx>) -> ChosenParts {
         let is_on = |part: &usize| self.parts.all[*part].pods.iter().any(|pod| nodes.contains(&pod.node));
         let units = chosen.units().filter(|(_, going)| going.iter().any(is_on));
         chosen.only(units.map(|(unit, _)| unit))
@@ -94,7 +98,7 @@ impl<'s, 't, 'a> Greedy<'s, 't, 'a> {
 
     /// The choice without what can be spared, the most costly units first, whole stretches at once while that succeeds.
     /// Then only members beyond the minimum go of each gang where they suffice.
-    fn spare(&mut self, chosen: Chosen, search: &mut Search<'_, '_, '_, '_>) -> Chosen {
+    fn spare(&mut self, chosen: ChosenParts, search: &mut Search<'_, '_, '_, '_>) -> ChosenParts {
         let parts = self.parts;
         let mut units: Vec<usize> = chosen.units().map(|(unit, _)| unit).collect();
         units.sort_by_key(|unit| std::cmp::Reverse(parts.units[*unit].whole));
@@ -120,7 +124,12 @@ impl<'s, 't, 'a> Greedy<'s, 't, 'a> {
     }
 
     /// The choice with as few members of a gang as suffice, if those beyond its minimum do.
-    fn shrink(&mut self, chosen: Chosen, unit: usize, search: &mut Search<'_, '_, '_, '_>) -> Chosen {
+    fn shrink(
+        &mut self,
+        chosen: ChosenParts,
+        unit: usize,
+        search: &mut Search<'_, '_, '_, '_>,
+    ) -> ChosenParts {
         let parts = self.parts;
         let rest = chosen.only(chosen.units().map(|(unit, _)| unit).filter(|other| *other != unit));
         let with = |going: &[usize]| {
@@ -134,7 +143,7 @@ impl<'s, 't, 'a> Greedy<'s, 't, 'a> {
         let mut going: Vec<usize> = Vec::new();
         for part in order {
             let more = [going.as_slice(), &[part]].concat();
-            if Chosen::leaves_minimum(parts, unit, &more) {
+            if ChosenParts::leaves_minimum(parts, unit, &more) {
                 going = more;
             }
         }

@@ -98,12 +98,12 @@ impl<'c> Parts<'c> {
 
 /// Some of the parts, all of which go.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Chosen {
+pub(super) struct ChosenParts {
     /// By unit: its parts that go.
     by_unit: BTreeMap<usize, Vec<usize>>,
 }
 
-impl Chosen {
+impl ChosenParts {
     pub(super) fn add(&mut self, parts: &Parts<'_>, part: usize) {
         let going = self.by_unit.entry(parts.all[part].unit).or_default();
         if let Err(at) = going.binary_search(&part) {

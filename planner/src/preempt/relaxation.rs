@@ -12,9 +12,9 @@ use gantry_gang::protocol::PlanRequest;
 
 use super::loss::Loss;
 use super::parts::{Part, Parts};
-use super::{CandidatePod, WhatIf};
+use super::{CandidatePod, ExactInput};
 use crate::plan::Capacity;
-use crate::snapshot::{NodeIx, Standing};
+use crate::snapshot::{NodeIx, NodeState};
 
 /// Resources that are counted: up to four of devices, and pods, CPU, memory, ephemeral storage.
 const DEVICES: usize = 4;
@@ -40,7 +40,7 @@ struct Item {
 
 /// Members that a node takes once some open parts are gone.
 #[derive(Debug)]
-struct Hosting {
+struct HostOption {
     members: Vec<u32>,
     loss: Loss,
     parts: Vec<usize>,
@@ -53,7 +53,7 @@ struct Site {
     hosted: Vec<(Vec<u32>, Amounts)>,
     items: Vec<Item>,
     /// Its frontier before anything is decided.
-    frontier: Vec<Hosting>,
+    frontier: Vec<HostOption>,
 }
 
 /// What is decided about a part.
@@ -85,7 +85,7 @@ pub(super) struct Relaxation {
 impl Relaxation {
     /// `None` if the gang fits nowhere, or where there is too much to count.
     pub(super) fn new(
-        cluster: &WhatIf<'_, '_>,
+        cluster: &ExactInput<'_, '_>,
         wanted: &PlanRequest,
         parts: &Parts<'_>,
         fates: Vec<Fate>,
@@ -124,13 +124,13 @@ impl Relaxation {
     /// The bound under decisions; `None` if nothing open makes room. Adds to `steps` what it takes.
     pub(super) fn bound(&self, fates: &[Fate], steps: &mut u64) -> Option<Bound> {
         let differs = |site: &Site| site.items.iter().any(|item| fates[item.part] != self.fates[item.part]);
-        let mut changed: BTreeMap<usize, Vec<Hosting>> = BTreeMap::new();
+        let mut changed: BTreeMap<usize, Vec<HostOption>> = BTreeMap::new();
         for (number, site) in self.sites.iter().enumerate().filter(|(_, site)| differs(site)) {
             changed.insert(number, site.frontier(fates)?);
         }
         let frontier = |site: usize| changed.get(&site).unwrap_or(&self.sites[site].frontier).as_slice();
         let bounds = self.grounds.iter().filter_map(|ground| {
-            let frontiers: Vec<&[Hosting]> = ground.iter().map(|site| frontier(*site)).collect();
+            let frontiers: Vec<&[HostOption]> = ground.iter().map(|site| frontier(*site)).collect();
             let options: usize = frontiers.iter().map(|frontier| frontier.len()).sum();
             *steps = steps.saturating_add((options * self.counts.len()) as u64);
             self.counts.combine(&frontiers)
@@ -141,7 +141,7 @@ impl Relaxation {
 
 impl Site {
     /// The least loss by number of members; `None` if too many sets of pods have different effects.
-    fn frontier(&self, fates: &[Fate]) -> Option<Vec<Hosting>> {
+    fn frontier(&self, fates: &[Fate]) -> Option<Vec<HostOption>> {
         let mut useful: Amounts = [0; DIMENSIONS];
         for (_, lacks) in &self.hosted {
             useful.iter_mut().zip(lacks).for_each(|(useful, lacks)| *useful = (*useful).max(*lacks));
@@ -153,7 +153,7 @@ impl Site {
         })
     }
 
-    fn frontier_of(&self, fates: &[Fate], useful: &Amounts) -> Option<Vec<Hosting>> {
+    fn frontier_of(&self, fates: &[Fate], useful: &Amounts) -> Option<Vec<HostOption>> {
         let capped = |a: &Amounts, b: &Amounts| {
             let mut sum = *a;
             for ((sum, more), most) in sum.iter_mut().zip(b).zip(useful) {
@@ -189,7 +189,7 @@ impl Site {
             }
             parts
         };
-        let mut frontier: Vec<Hosting> = Vec::new();
+        let mut frontier: Vec<HostOption> = Vec::new();
         // The most members first: fewer count only at a lower loss.
         for (members, lacks) in self.hosted.iter().rev() {
             let enough = |frees: &Amounts| {
@@ -200,11 +200,11 @@ impl Site {
             let Some((_, (loss, last))) = sets.min_by_key(|(_, (loss, _))| *loss) else {
                 continue;
             };
-            let better = |known: &Hosting| {
+            let better = |known: &HostOption| {
                 known.loss <= *loss && known.members.iter().zip(members).all(|(known, own)| known >= own)
             };
             if !frontier.iter().any(better) {
-                frontier.push(Hosting { members: members.clone(), loss: *loss, parts: parts_of(*last) });
+                frontier.push(HostOption { members: members.clone(), loss: *loss, parts: parts_of(*last) });
             }
         }
         Some(frontier)
@@ -218,7 +218,7 @@ fn add_items(
     part: &Part<'_>,
     parts: &Parts<'_>,
     scale: &Scale<'_>,
-    cluster: &WhatIf<'_, '_>,
+    cluster: &ExactInput<'_, '_>,
 ) {
     let mut by_node: BTreeMap<NodeIx, (Amounts, Loss)> = BTreeMap::new();
     for pod in part.pods.iter().filter(|pod| sites.contains_key(&pod.node)) {
@@ -254,7 +254,7 @@ struct Scale<'w> {
 
 impl<'w> Scale<'w> {
     /// `None` if the shapes ask for too many resources.
-    fn of<'a: 'w>(cluster: &WhatIf<'_, 'a>, capacity: &Capacity) -> Option<Self> {
+    fn of<'a: 'w>(cluster: &ExactInput<'_, 'a>, capacity: &Capacity) -> Option<Self> {
         let shapes: Vec<_> =
             capacity.shapes.iter().map(|shape| cluster.input.shape(*shape)).collect::<Option<_>>()?;
         let asks = shapes.iter().flat_map(|shape| &shape.request.asks);
@@ -288,7 +288,7 @@ impl<'w> Scale<'w> {
     #[expect(clippy::type_complexity, reason = "one caller")]
     fn hosted(
         &self,
-        cluster: &WhatIf<'_, '_>,
+        cluster: &ExactInput<'_, '_>,
         capacity: &Capacity,
         node: NodeIx,
         most: &[u32],
@@ -330,11 +330,11 @@ impl<'w> Scale<'w> {
     }
 
     /// What is free on a node now.
-    fn free(&self, cluster: &WhatIf<'_, '_>, node: NodeIx) -> Option<Amounts> {
+    fn free(&self, cluster: &ExactInput<'_, '_>, node: NodeIx) -> Option<Amounts> {
         let class = match (cluster.exact.get(&node), cluster.input.snapshot.standing(node)) {
             (Some(exact), _) => &exact.class,
-            (None, Standing::Ours(class)) => class,
-            (None, Standing::Foreign { .. } | Standing::Gone) => return None,
+            (None, NodeState::Ours(class)) => class,
+            (None, NodeState::Foreign { .. } | NodeState::Gone) => return None,
         };
         let free = |resource: &&ResourceName| {
             let pool = class.pool(resource.as_str());
@@ -345,7 +345,7 @@ impl<'w> Scale<'w> {
     }
 
     /// What the end of a pod frees on its node.
-    fn frees(&self, cluster: &WhatIf<'_, '_>, pod: &CandidatePod) -> Amounts {
+    fn frees(&self, cluster: &ExactInput<'_, '_>, pod: &CandidatePod) -> Amounts {
         let returned = cluster.exact.get(&pod.node).map(|exact| super::returned(exact, pod));
         let mut devices = vec![0; self.resources.len()];
         for (resource, set) in returned.into_iter().flatten() {
@@ -418,7 +418,7 @@ impl CountTable {
     }
 
     /// The cheapest combination that hosts one of the goals.
-    fn combine(&self, frontiers: &[&[Hosting]]) -> Option<Bound> {
+    fn combine(&self, frontiers: &[&[HostOption]]) -> Option<Bound> {
         let mut least: Vec<Option<Loss>> = vec![None; self.len()];
         least[0] = Some(Loss::default());
         let mut choices: Vec<u16> = vec![0; self.len() * frontiers.len()];

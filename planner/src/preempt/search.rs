@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use gantry_gang::protocol::PlanRequest;
 
 use super::loss::Loss;
-use super::parts::{BudgetUse, Chosen, Parts, budgets_of};
+use super::parts::{BudgetUse, ChosenParts, Parts, budgets_of};
 use super::relaxation::{Bound, Fate, Relaxation};
-use super::{CandidatePod, WhatIf};
+use super::{CandidatePod, ExactInput};
 use crate::plan::{fits, plan};
 use crate::snapshot::NodeIx;
 
@@ -23,7 +23,7 @@ const STEPS: u64 = 2_048;
 
 /// What is decided about a unit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Decided {
+enum UnitDecision {
     Goes,
     Stays,
     /// Some of its parts go at most, and only while its minimum stays.
@@ -41,7 +41,7 @@ struct Case {
     depth: Reverse<usize>,
     number: u64,
     assumed: Vec<usize>,
-    decided: BTreeMap<usize, Decided>,
+    decided: BTreeMap<usize, UnitDecision>,
 }
 
 /// A unit by which a case is split, and one of its open parts.
@@ -49,7 +49,7 @@ type Split = (usize, usize);
 
 /// The search among some units.
 pub(super) struct Search<'s, 'c, 't, 'a> {
-    cluster: &'s WhatIf<'t, 'a>,
+    cluster: &'s ExactInput<'t, 'a>,
     wanted: &'s PlanRequest,
     parts: &'s Parts<'c>,
     /// Whether the gang fits without some parts.
@@ -60,7 +60,7 @@ pub(super) struct Search<'s, 'c, 't, 'a> {
 
 impl<'s, 'c, 't, 'a> Search<'s, 'c, 't, 'a> {
     pub(super) fn new(
-        cluster: &'s WhatIf<'t, 'a>,
+        cluster: &'s ExactInput<'t, 'a>,
         wanted: &'s PlanRequest,
         parts: &'s Parts<'c>,
         steps: &'s mut u64,
@@ -69,12 +69,12 @@ impl<'s, 'c, 't, 'a> Search<'s, 'c, 't, 'a> {
     }
 
     /// What goes, and whether nothing is better for certain.
-    pub(super) fn run(&mut self) -> (Option<Chosen>, bool) {
+    pub(super) fn run(&mut self) -> (Option<ChosenParts>, bool) {
         let fates = self.fates(&BTreeMap::new()).unwrap_or_default();
         let Some(relaxation) = Relaxation::new(self.cluster, self.wanted, self.parts, fates.clone()) else {
             return (None, false);
         };
-        let mut best: Option<(Loss, Chosen)> = None;
+        let mut best: Option<(Loss, ChosenParts)> = None;
         let mut open = BinaryHeap::new();
         let mut number = 0;
         let mut add = |steps: &mut u64, fates: Option<(Vec<Fate>, Loss)>, decided, depth| {
@@ -121,7 +121,7 @@ impl<'s, 'c, 't, 'a> Search<'s, 'c, 't, 'a> {
     }
 
     /// Whether the gang fits without some parts.
-    pub(super) fn makes_room(&mut self, chosen: &Chosen) -> bool {
+    pub(super) fn makes_room(&mut self, chosen: &ChosenParts) -> bool {
         let key = chosen.list();
         if let Some(known) = self.known.get(&key) {
             return *known;
@@ -149,26 +149,26 @@ impl<'s, 'c, 't, 'a> Search<'s, 'c, 't, 'a> {
     }
 
     /// What goes for certain.
-    fn going(&self, decided: &BTreeMap<usize, Decided>) -> Chosen {
-        let mut going = Chosen::default();
+    fn going(&self, decided: &BTreeMap<usize, UnitDecision>) -> ChosenParts {
+        let mut going = ChosenParts::default();
         for (unit, decided) in decided {
             match decided {
-                Decided::Goes => going.add_whole(self.parts, *unit),
-                Decided::Partly { going: some, .. } => {
+                UnitDecision::Goes => going.add_whole(self.parts, *unit),
+                UnitDecision::Partly { going: some, .. } => {
                     some.iter().for_each(|part| going.add(self.parts, *part));
                 }
-                Decided::Stays => {}
+                UnitDecision::Stays => {}
             }
         }
         going
     }
 
-    fn decided_loss(&self, decided: &BTreeMap<usize, Decided>) -> Loss {
+    fn decided_loss(&self, decided: &BTreeMap<usize, UnitDecision>) -> Loss {
         self.going(decided).loss(self.parts)
     }
 
     /// The fate of each part. `None` if budgets forbid what goes.
-    fn fates(&self, decided: &BTreeMap<usize, Decided>) -> Option<Vec<Fate>> {
+    fn fates(&self, decided: &BTreeMap<usize, UnitDecision>) -> Option<Vec<Fate>> {
         let going = self.going(decided);
         if going.exceeded(self.parts).is_some() {
             return None;
@@ -184,23 +184,23 @@ impl<'s, 'c, 't, 'a> Search<'s, 'c, 't, 'a> {
         Some(fates)
     }
 
-    fn fate(&self, unit: usize, part: usize, decided: Option<&Decided>, used: &BudgetUse) -> Fate {
+    fn fate(&self, unit: usize, part: usize, decided: Option<&UnitDecision>, used: &BudgetUse) -> Fate {
         let open = |may: bool| if may && used.allows(self.parts, part) { Fate::Open } else { Fate::Stays };
         match decided {
-            Some(Decided::Goes) => Fate::Goes,
-            Some(Decided::Stays) => Fate::Stays,
+            Some(UnitDecision::Goes) => Fate::Goes,
+            Some(UnitDecision::Stays) => Fate::Stays,
             None => open(true),
-            Some(Decided::Partly { going, .. }) if going.contains(&part) => Fate::Goes,
-            Some(Decided::Partly { staying, .. }) if staying.contains(&part) => Fate::Stays,
-            Some(Decided::Partly { going, .. }) => {
+            Some(UnitDecision::Partly { going, .. }) if going.contains(&part) => Fate::Goes,
+            Some(UnitDecision::Partly { staying, .. }) if staying.contains(&part) => Fate::Stays,
+            Some(UnitDecision::Partly { going, .. }) => {
                 let more: Vec<usize> = going.iter().copied().chain([part]).collect();
-                open(Chosen::leaves_minimum(self.parts, unit, &more))
+                open(ChosenParts::leaves_minimum(self.parts, unit, &more))
             }
         }
     }
 
     /// What goes and what the bound assumes, completed to what can go together; or the unit to decide on first, if any.
-    fn complete(&self, case: &Case) -> Result<Chosen, Option<Split>> {
+    fn complete(&self, case: &Case) -> Result<ChosenParts, Option<Split>> {
         let mut chosen = self.going(&case.decided);
         for part in &case.assumed {
             chosen.add(self.parts, *part);
@@ -209,13 +209,13 @@ impl<'s, 'c, 't, 'a> Search<'s, 'c, 't, 'a> {
             chosen.units().map(|(unit, going)| (unit, going.to_vec())).collect();
         for (unit, going) in units {
             let is_whole = going.len() == self.parts.units[unit].parts.len();
-            if is_whole && !matches!(case.decided.get(&unit), Some(Decided::Partly { .. }))
-                || Chosen::leaves_minimum(self.parts, unit, &going)
+            if is_whole && !matches!(case.decided.get(&unit), Some(UnitDecision::Partly { .. }))
+                || ChosenParts::leaves_minimum(self.parts, unit, &going)
             {
                 continue;
             }
             match case.decided.get(&unit) {
-                Some(Decided::Partly { going: decided, .. }) => {
+                Some(UnitDecision::Partly { going: decided, .. }) => {
                     let open = going.iter().find(|part| !decided.contains(part));
                     return Err(open.map(|part| (unit, *part)));
                 }
@@ -234,14 +234,14 @@ impl<'s, 'c, 't, 'a> Search<'s, 'c, 't, 'a> {
     fn open_among(&self, case: &Case, mut parts: impl Iterator<Item = usize>) -> Option<Split> {
         let is_open = |part: &usize| match case.decided.get(&self.parts.all[*part].unit) {
             None => true,
-            Some(Decided::Goes | Decided::Stays) => false,
-            Some(Decided::Partly { going, staying }) => !going.contains(part) && !staying.contains(part),
+            Some(UnitDecision::Goes | UnitDecision::Stays) => false,
+            Some(UnitDecision::Partly { going, staying }) => !going.contains(part) && !staying.contains(part),
         };
         parts.find(is_open).map(|part| (self.parts.all[part].unit, part))
     }
 
     /// A unit that costs more than the bound assumes.
-    fn costlier(&self, case: &Case, chosen: &Chosen) -> Option<Split> {
+    fn costlier(&self, case: &Case, chosen: &ChosenParts) -> Option<Split> {
         let is_costlier = |(unit, _): &(usize, &[usize])| {
             let of = &self.parts.units[*unit];
             // A part that is a unit is worth its loss, unless it is on several nodes.
@@ -256,7 +256,7 @@ impl<'s, 'c, 't, 'a> Search<'s, 'c, 't, 'a> {
     }
 
     /// A unit whose end would help where what is chosen does not; nothing if no other end helps.
-    fn helpful(&mut self, case: &Case, chosen: &Chosen) -> Option<Split> {
+    fn helpful(&mut self, case: &Case, chosen: &ChosenParts) -> Option<Split> {
         let fates = self.fates(&case.decided)?;
         let may_go = |part: &usize| fates[*part] != Fate::Stays;
         let going: Vec<usize> = (0..self.parts.all.len()).filter(may_go).collect();
@@ -273,27 +273,27 @@ impl<'s, 'c, 't, 'a> Search<'s, 'c, 't, 'a> {
     /// The cases into which a case is split.
     fn split(
         &self,
-        decided: &BTreeMap<usize, Decided>,
+        decided: &BTreeMap<usize, UnitDecision>,
         (unit, part): Split,
-    ) -> Vec<BTreeMap<usize, Decided>> {
-        let with = |new: Decided| {
+    ) -> Vec<BTreeMap<usize, UnitDecision>> {
+        let with = |new: UnitDecision| {
             let mut decided = decided.clone();
             decided.insert(unit, new);
             decided
         };
         match decided.get(&unit) {
-            Some(Decided::Partly { going, staying }) => {
+            Some(UnitDecision::Partly { going, staying }) => {
                 let more = |set: &BTreeSet<usize>| set.iter().copied().chain([part]).collect();
                 vec![
-                    with(Decided::Partly { going: more(going), staying: staying.clone() }),
-                    with(Decided::Partly { going: going.clone(), staying: more(staying) }),
+                    with(UnitDecision::Partly { going: more(going), staying: staying.clone() }),
+                    with(UnitDecision::Partly { going: going.clone(), staying: more(staying) }),
                 ]
             }
             _ if self.parts.units[unit].is_elastic() => {
-                let partly = Decided::Partly { going: BTreeSet::new(), staying: BTreeSet::new() };
-                vec![with(Decided::Goes), with(partly)]
+                let partly = UnitDecision::Partly { going: BTreeSet::new(), staying: BTreeSet::new() };
+                vec![with(UnitDecision::Goes), with(partly)]
             }
-            _ => vec![with(Decided::Goes), with(Decided::Stays)],
+            _ => vec![with(UnitDecision::Goes), with(UnitDecision::Stays)],
         }
     }
 }

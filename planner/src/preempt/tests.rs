@@ -71,7 +71,7 @@ fn end_of_a_pod_returns_its_cpus_and_memory() {
         exact.pools[0].alignment = Some(Arc::new(alignment.clone()));
         let ids: Vec<Option<gantry_api::DeviceId>> =
             (0..8).map(|gpu| Some(format!("GPU-a-{gpu}").as_str().into())).collect();
-        let mut exact = Exact { class: exact, ids: vec![ids.as_slice()] };
+        let mut exact = ExactNode { class: exact, ids: vec![ids.as_slice()] };
         give_back(&mut exact, &pod);
         exact.class.pools[0].alignment.clone().unwrap()
     };
@@ -211,7 +211,7 @@ fn node_within_the_budget_is_found_among_many() {
 fn sick_gpus_do_not_come_back() {
     let (mut world, wanted) = full("a", 1);
     let classes = Arc::make_mut(&mut world.snapshot.classes);
-    if let crate::snapshot::Standing::Ours(class) = Arc::make_mut(&mut classes[0]) {
+    if let crate::snapshot::NodeState::Ours(class) = Arc::make_mut(&mut classes[0]) {
         class.pools[0].unhealthy = 1;
         class.pools[0].faults = vec![crate::inventory::GpuFault { gpu: 3, reason: "Xid 79".into() }];
     }
@@ -407,7 +407,7 @@ impl Setting {
         let units: Vec<&VictimCandidate> = self.candidates.iter().collect();
         let pods = pods_of(&units).into_iter().filter(|pod| gone.contains(&pod.uid));
         let pods: Vec<&CandidatePod> = pods.collect();
-        self.with(|input| WhatIf::new(input, &units).without(&pods, |input| fits(input, &self.wanted)))
+        self.with(|input| ExactInput::new(input, &units).without(&pods, |input| fits(input, &self.wanted)))
     }
 
     /// The least cost over all sets of pods.
@@ -574,8 +574,8 @@ proptest! {
         let units: Vec<&VictimCandidate> = candidates.iter().filter(|unit| unit.priority < wanted.priority).collect();
         let parts = Parts::of(&units);
         let gone: Option<Vec<PodUid>> = setting.with(|input| {
-            let cluster = WhatIf::new(input, &units);
-            let chosen = Greedy::new(&cluster, wanted, &parts).choose(None)?;
+            let cluster = ExactInput::new(input, &units);
+            let chosen = GreedySearch::new(&cluster, wanted, &parts).choose(None)?;
             Some(chosen.pods(&parts).iter().map(|pod| pod.uid.clone()).collect())
         });
         let Some(gone) = gone else { return Ok(()) };

@@ -193,7 +193,7 @@ const VERSIONED: [&str; 2] = [CUDA, "libnvidia-ml.so."];
 
 /// The driver's libraries below a root, compared with the running driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Installed {
+pub enum InstalledDriver {
     /// No library of any version is found.
     #[default]
     Nothing,
@@ -204,12 +204,12 @@ pub enum Installed {
     /// No library of any version is found any more.
     Removed,
     /// A driver that is installed or replaced in part: these libraries of the running version cannot be used.
-    Partial(Vec<Lacking>),
+    Partial(Vec<UnusableLibrary>),
 }
 
 /// A library of the driver that cannot be used in the running version.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lacking {
+pub struct UnusableLibrary {
     /// Its name with the running version.
     pub name: String,
     pub flaw: Flaw,
@@ -227,7 +227,7 @@ pub enum Flaw {
     Empty,
 }
 
-impl Installed {
+impl InstalledDriver {
     /// What this reading means after an earlier one. A root that never had a library may be one that this process does not see.
     pub fn after(self, earlier: Option<&Self>) -> Self {
         match (self, earlier) {
@@ -315,9 +315,9 @@ impl<'v> Search<'v> {
     }
 
     /// What is wrong with it, if anything is.
-    fn lacking(self) -> Option<Lacking> {
+    fn lacking(self) -> Option<UnusableLibrary> {
         let (name, flaw) = (self.name(), self.flaw.unwrap_or(Flaw::Missing));
-        (!self.found).then_some(Lacking { name, flaw, others: self.others })
+        (!self.found).then_some(UnusableLibrary { name, flaw, others: self.others })
     }
 }
 

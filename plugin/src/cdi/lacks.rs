@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::driver::{Flaw, Installed, Lacking};
+use super::driver::{Flaw, InstalledDriver, UnusableLibrary};
 use super::host::Host;
 use super::uses_cdi;
 use crate::allocate::{NodeFlaw, Nodes, capability_node, gpu_node};
@@ -91,21 +91,21 @@ fn hands_out_nodes(config: &Config) -> bool {
 }
 
 /// That the driver's libraries are not those of the running kernel module: CUDA refuses to start in new containers.
-pub(super) fn mismatch(installed: &Installed, kernel: &str) -> Option<String> {
+pub(super) fn mismatch(installed: &InstalledDriver, kernel: &str) -> Option<String> {
     let joined =
         |versions: &BTreeSet<String>| versions.iter().map(String::as_str).collect::<Vec<_>>().join(" and ");
     match installed {
-        Installed::Nothing | Installed::Same => None,
-        Installed::Other(versions) => Some(format!(
+        InstalledDriver::Nothing | InstalledDriver::Same => None,
+        InstalledDriver::Other(versions) => Some(format!(
             "the driver's libraries are of {}, the kernel driver is {kernel}: drain the node and reload the kernel module, or \
              reboot",
             joined(versions)
         )),
-        Installed::Removed => Some(format!(
+        InstalledDriver::Removed => Some(format!(
             "the driver's libraries were removed, the kernel driver is {kernel}: install the libraries of {kernel} again"
         )),
-        Installed::Partial(lacking) => {
-            let of = |lacking: &Lacking| {
+        InstalledDriver::Partial(lacking) => {
+            let of = |lacking: &UnusableLibrary| {
                 let flaw = match lacking.flaw {
                     Flaw::Missing => "is missing",
                     Flaw::Dangling => "is a dangling link",
@@ -286,8 +286,8 @@ mod tests {
         let folder = root.path().join("usr/lib64");
         std::fs::create_dir_all(&folder).unwrap();
         let put = |name: &str| std::fs::write(folder.join(name), "x").unwrap();
-        let now = || mismatch(&Installed::of(root.path(), "550.144.03"), "550.144.03");
-        assert_eq!(Installed::of(root.path(), "550.144.03"), Installed::Nothing);
+        let now = || mismatch(&InstalledDriver::of(root.path(), "550.144.03"), "550.144.03");
+        assert_eq!(InstalledDriver::of(root.path(), "550.144.03"), InstalledDriver::Nothing);
         put("libcuda.so.1");
         assert_eq!(now(), None, "a name without the driver's version");
         put("libcuda.so.550.144.03");
@@ -317,7 +317,7 @@ mod tests {
                     None => std::fs::write(folder.join(name), content).unwrap(),
                 }
             }
-            mismatch(&Installed::of(root.path(), "550.144.03"), "550.144.03")
+            mismatch(&InstalledDriver::of(root.path(), "550.144.03"), "550.144.03")
         };
         let (cuda, ml) = ("libcuda.so.550.144.03", "libnvidia-ml.so.550.144.03");
         let (new_cuda, new_ml) = ("libcuda.so.550.163.01", "libnvidia-ml.so.550.163.01");

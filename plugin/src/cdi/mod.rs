@@ -11,7 +11,7 @@ mod names;
 mod spec;
 mod writer;
 
-pub use driver::{Driver, File, Installed, Library};
+pub use driver::{Driver, File, InstalledDriver, Library};
 pub use host::Host;
 pub(crate) use host::nodes;
 pub use kind::{ALL, Class, Kind, KindError, VENDOR, device_name, runtime_id};

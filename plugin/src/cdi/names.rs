@@ -14,11 +14,11 @@ pub struct Names {
     /// The UUID of each name's device, also of devices that are gone.
     owners: BTreeMap<String, String>,
     /// Every device with a name, by UUID.
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<String, NamedDevice>,
 }
 
 #[derive(Debug, Clone)]
-struct Known {
+struct NamedDevice {
     /// As last offered.
     device: Device,
     by_uuid: Option<String>,
@@ -43,7 +43,7 @@ impl Names {
                 .known
                 .entry(device.uuid.clone())
                 .and_modify(|known| known.device = device.clone())
-                .or_insert_with(|| Known { device: device.clone(), by_uuid: None, by_index: None });
+                .or_insert_with(|| NamedDevice { device: device.clone(), by_uuid: None, by_index: None });
             let name = known.under(strategy);
             if name.is_none() {
                 *name = [entry_name(device, strategy), device_name(&device.uuid)]
@@ -91,7 +91,7 @@ impl Names {
     }
 }
 
-impl Known {
+impl NamedDevice {
     fn name(&self, strategy: DeviceIdStrategy) -> Option<&str> {
         match strategy {
             DeviceIdStrategy::Uuid => self.by_uuid.as_deref(),

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::driver::Installed;
+use super::driver::InstalledDriver;
 use super::host::{self, Host};
 use super::kind::{Class, Kind};
 use super::lacks;
@@ -27,7 +27,7 @@ use crate::allocate::Access;
 use crate::inventory::{Device, Inventory, State};
 use crate::kubelet::with_remedy;
 use crate::nccl::{Topology, TopologyFiles};
-use crate::observe::Observed;
+use crate::observe::Observations;
 use gantry_config::{Config, Strategy};
 
 /// Interval for reading the device nodes: the unified memory module may be loaded late.
@@ -86,7 +86,7 @@ struct Progress {
     written: BTreeMap<Class, u64>,
     problem: Option<String>,
     /// The driver's libraries, and when they were compared with the running driver.
-    installed: Option<(Instant, Installed)>,
+    installed: Option<(Instant, InstalledDriver)>,
     /// The driver root of that comparison.
     compared_root: PathBuf,
     /// That the libraries are of another driver than the running one.
@@ -105,7 +105,12 @@ impl Writer {
     /// then unhealthy, if containers could get them by CDI alone.
     ///
     /// A configuration takes effect for Allocate once its specifications exist.
-    pub async fn gate(self, mut channels: Channels, observed: Arc<Observed>, shutdown: CancellationToken) {
+    pub async fn gate(
+        self,
+        mut channels: Channels,
+        observed: Arc<Observations>,
+        shutdown: CancellationToken,
+    ) {
         let mut progress = Progress::default();
         let mut configured = true;
         loop {
@@ -154,15 +159,16 @@ impl Writer {
             return;
         };
         // Without any library every folder is listed, and there is nothing to compare.
-        let is_recent = |(at, known): &(Instant, Installed)| {
-            *known == Installed::Nothing && at.elapsed() < LOOK_AT_DRIVER
+        let is_recent = |(at, known): &(Instant, InstalledDriver)| {
+            *known == InstalledDriver::Nothing && at.elapsed() < LOOK_AT_DRIVER
         };
         if progress.installed.as_ref().is_some_and(is_recent) {
             return;
         }
         let root = config.container_driver_root.clone();
         let version = kernel.clone();
-        let Ok(installed) = tokio::task::spawn_blocking(move || Installed::of(&root, &version)).await else {
+        let Ok(installed) = tokio::task::spawn_blocking(move || InstalledDriver::of(&root, &version)).await
+        else {
             return;
         };
         let same_root = progress.compared_root == config.container_driver_root;
@@ -355,7 +361,7 @@ impl Writer {
 
 impl Progress {
     /// Reports what containers lack, and logs each line once.
-    fn report_lacks(&mut self, config: &Config, inventory: &Inventory, observed: &Observed) {
+    fn report_lacks(&mut self, config: &Config, inventory: &Inventory, observed: &Observations) {
         let lacks = match inventory.state {
             State::Ready => {
                 let mut lacks = lacks::of_node(config, inventory, &self.host, self.mismatch.as_deref());
@@ -431,7 +437,7 @@ mod tests {
             progress.host.driver = Driver { storage: storage.to_vec(), ..Driver::default() };
             let config = Config { device_list_strategy: vec![way], gds, ..Config::default() };
             let inventory = Inventory { state: State::Ready, ..Inventory::starting() };
-            progress.report_lacks(&config, &inventory, &Observed::default());
+            progress.report_lacks(&config, &inventory, &Observations::default());
             let mut lacks = progress.lacks.iter();
             lacks.any(|lack| lack.contains("etc/cufile.json"))
         };

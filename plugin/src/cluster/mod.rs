@@ -27,7 +27,7 @@ use tracing::warn;
 
 use crate::handover::{Note, SharedHandover};
 use crate::inventory::{Diagnoses, Inventory};
-use crate::observe::Observed;
+use crate::observe::Observations;
 use gantry_runtime::LogThrottle;
 
 use events::NodeEvents;
@@ -58,7 +58,7 @@ pub struct Cluster {
     pub offered: watch::Receiver<Arc<Inventory>>,
     /// Selects the devices of each pod.
     pub handover: Arc<SharedHandover>,
-    pub observed: Arc<Observed>,
+    pub observed: Arc<Observations>,
     /// Problems of the GPUs.
     pub diagnoses: Diagnoses,
 }
@@ -118,7 +118,7 @@ impl Cluster {
     }
 }
 
-async fn check_policies(client: Client, observed: Arc<Observed>, shutdown: CancellationToken) {
+async fn check_policies(client: Client, observed: Arc<Observations>, shutdown: CancellationToken) {
     let following =
         policies::follow(client, &names::PLUGIN_POLICIES, |count| observed.missing_policies(count));
     let _: Option<Infallible> = shutdown.run_until_cancelled(following).await;

@@ -313,7 +313,7 @@ impl Publisher {
         let kubelet = self.kubelet.as_ref().map(|kubelet| kubelet.topology.clone());
         let spec = GpuNodeSpec { machine: (**machine).clone(), kubelet };
         let node = self.cluster.node.as_str();
-        let applied = Applied { spec: Some(&spec), ..Applied::new(node, owners) };
+        let applied = AppliedGpuNode { spec: Some(&spec), ..AppliedGpuNode::new(node, owners) };
         self.api.patch_metadata(node, &parameters(), &Patch::Apply(&applied)).await?;
         info!(gpus = machine.gpus().len(), "machine published");
         self.machine = Some(Arc::clone(machine));
@@ -347,7 +347,7 @@ impl Publisher {
 
     async fn apply_status(&self, status: &GpuNodeStatus) -> Result<(), kube::Error> {
         let node = self.cluster.node.as_str();
-        let applied = Applied { status: Some(status), ..Applied::new(node, None) };
+        let applied = AppliedGpuNode { status: Some(status), ..AppliedGpuNode::new(node, None) };
         self.api.patch_metadata(&format!("{node}/status"), &parameters(), &Patch::Apply(&applied)).await?;
         Ok(())
     }
@@ -395,7 +395,7 @@ impl Publisher {
 /// status of a node with very many devices takes several MiB.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Applied<'a> {
+struct AppliedGpuNode<'a> {
     api_version: Cow<'static, str>,
     kind: Cow<'static, str>,
     metadata: ObjectMeta,
@@ -405,7 +405,7 @@ struct Applied<'a> {
     status: Option<&'a GpuNodeStatus>,
 }
 
-impl Applied<'_> {
+impl AppliedGpuNode<'_> {
     fn new(node: &str, owner_references: Option<Vec<OwnerReference>>) -> Self {
         let metadata = ObjectMeta { name: Some(node.to_owned()), owner_references, ..ObjectMeta::default() };
         let (api_version, kind) = (GpuNode::api_version(&()), GpuNode::kind(&()));

@@ -7,7 +7,7 @@ use gantry_topology::{Fabric, Gpu, IdList, PcieAddress, PcieLink};
 
 use super::sysfs::Sysfs;
 use super::{Fact, Warnings, mig};
-use crate::health::{Failed, Vitals};
+use crate::health::{FailedCalls, Vitals};
 use crate::nvml::{Code, Device, FabricInfo, NvmlError};
 
 const MIB: u64 = 1 << 20;
@@ -78,7 +78,7 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
             .or_else(|| sysfs.local_cpus(&bus_id)),
         pcie,
         pcie_trained: pcie.and_then(|best| pcie_trained(device, best, &mut ask)),
-        throttle: ask.known(Fact::Throttle, device.throttle()).flatten(),
+        throttle: ask.known(Fact::Throttle, device.telemetry().throttle()).flatten(),
         nvlink: None,
         fabric: ask.known(Fact::Fabric, device.fabric()).and_then(|status| status.info).and_then(fabric),
         bus_id: Some(bus_id),
@@ -132,9 +132,9 @@ fn pcie(device: Device<'_>, ask: &mut Questions<'_>) -> Option<PcieLink> {
 /// The PCIe link, if it is trained below `best`. Saving power lowers the generation, so that of an idle GPU stays as it was
 /// known.
 fn pcie_trained(device: Device<'_>, best: PcieLink, ask: &mut Questions<'_>) -> Option<PcieLink> {
-    let now = ask.known(Fact::PcieTrained, device.current_pcie()).flatten()?;
+    let now = ask.known(Fact::PcieTrained, device.telemetry().current_pcie()).flatten()?;
     let is_slow = now.generation < best.generation;
-    if is_slow && ask.known(Fact::PcieTrained, device.is_at_full_performance()) != Some(true) {
+    if is_slow && ask.known(Fact::PcieTrained, device.telemetry().is_at_full_performance()) != Some(true) {
         ask.failed.insert(Fact::PcieTrained);
         return (now.width < best.width).then_some(PcieLink { generation: best.generation, ..now });
     }
@@ -200,7 +200,7 @@ pub(super) fn read_vitals(
         binding: bus_id.and_then(|address| sysfs.binding(address)),
         fabric: fabric.map(|status| (status.step, status.health)),
         compute_mode,
-        failed: Failed {
+        failed: FailedCalls {
             uncorrected: uncorrected_failed,
             repair: pending_failed,
             action: action_failed,

@@ -27,7 +27,7 @@ impl Parent<'_> {
 }
 
 /// One MIG device as NVML returns it.
-struct Found {
+struct FoundMigDevice {
     ids: MigIds,
     compute: ComputeInstance,
 }
@@ -45,7 +45,7 @@ pub(super) struct Read {
 
 /// Reads the MIG layout of a GPU.
 pub(super) fn read(device: Device<'_>, gpu: Parent<'_>, warnings: &mut Warnings) -> Read {
-    let mode = match device.mig_mode() {
+    let mode = match device.mig().mode() {
         Err(error) if error.is_unsupported() => return Read::default(),
         Err(error) => {
             return Read { error: Some(error), ..Read::default() };
@@ -79,7 +79,7 @@ fn devices(
     is_guessed: &mut bool,
 ) -> Result<Vec<GpuInstance>, NvmlError> {
     let mut found = Vec::new();
-    for mig in device.mig_devices()? {
+    for mig in device.mig().devices()? {
         match read_one(mig, gpu.memory_mib, warnings, is_guessed) {
             Ok(one) => found.push(one),
             // Removed between the list and the query: the next check detects it.
@@ -101,7 +101,7 @@ fn read_one(
     memory_mib: Option<u64>,
     warnings: &mut Warnings,
     is_guessed: &mut bool,
-) -> Result<Found, NvmlError> {
+) -> Result<FoundMigDevice, NvmlError> {
     let ids = mig.ids()?;
     let uuid = mig.uuid()?;
     let attributes = match mig.attributes() {
@@ -115,13 +115,16 @@ fn read_one(
             warnings.add(format!("NVML returned no profile for MIG device {uuid} ({name:?})"));
             "unknown".to_owned()
         });
-    Ok(Found { ids, compute: ComputeInstance { id: ids.compute_instance, uuid, profile, attributes } })
+    Ok(FoundMigDevice {
+        ids,
+        compute: ComputeInstance { id: ids.compute_instance, uuid, profile, attributes },
+    })
 }
 
 /// Groups MIG devices by GPU instance and assigns placements.
 fn instances(
     device: Device<'_>,
-    found: Vec<Found>,
+    found: Vec<FoundMigDevice>,
     gpu: Parent<'_>,
     warnings: &mut Warnings,
     is_guessed: &mut bool,
@@ -189,7 +192,7 @@ fn instance_infos<'a>(
     device: Device<'_>,
     ids: impl Iterator<Item = &'a u32>,
 ) -> Result<BTreeMap<u32, InstanceInfo>, NvmlError> {
-    ids.map(|id| Ok((*id, device.gpu_instance(*id)?))).collect()
+    ids.map(|id| Ok((*id, device.mig().gpu_instance(*id)?))).collect()
 }
 
 /// The profile suffix of each instance (`+me`). Names of MIG devices do not contain it: the driver names a
@@ -203,7 +206,7 @@ fn suffixes(
     if infos.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let numbers = match device.profile_numbers() {
+    let numbers = match device.mig().profile_numbers() {
         Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
         answer => known(answer, warnings, is_guessed).unwrap_or_default(),
     };

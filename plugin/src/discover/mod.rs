@@ -50,7 +50,7 @@ impl Default for NvmlOptions {
 
 /// The result of one reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct DiscoveredMachine {
     /// The machine. An unreachable GPU has only its index.
     pub machine: Machine,
     /// GPUs that NVML counts but cannot reach: index and error.
@@ -71,7 +71,7 @@ pub struct Found {
     pub warnings: Vec<String>,
 }
 
-impl Found {
+impl DiscoveredMachine {
     /// The GPUs for which this fact could not be read.
     pub fn are_unread(&self, fact: Fact) -> impl Iterator<Item = u8> + '_ {
         let unread = self.unread.iter();
@@ -236,8 +236,8 @@ pub fn scan(options: &NvmlOptions) -> Result<Scan, DiscoverError> {
 ///
 /// # Errors
 /// When NVML fails as a whole, finds no GPU, or returns contradictory data. Failures of a single GPU are
-/// reported in [`Found`].
-pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> {
+/// reported in [`DiscoveredMachine`].
+pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<DiscoveredMachine, DiscoverError> {
     let mut warnings = Warnings::default();
     let count = match nvml.device_count()? {
         0 => return Err(DiscoverError::NoGpu),
@@ -298,7 +298,7 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
         nics,
         paths,
     })?;
-    Ok(Found {
+    Ok(DiscoveredMachine {
         caps: caps(&machine, &Caps::at(&options.proc_root)),
         machine,
         unreachable,
@@ -395,11 +395,11 @@ impl MigLayout {
 /// Reads the MIG layout of the GPU at `index`; `None` if it cannot be read.
 pub fn mig_layout(nvml: &Nvml, index: u32) -> Option<MigLayout> {
     let device = nvml.device(index).ok()?;
-    let mode = device.mig_mode().ok()?;
+    let mode = device.mig().mode().ok()?;
     let devices = match mode.current {
         false => Vec::new(),
         true => {
-            let devices = device.mig_devices().ok()?;
+            let devices = device.mig().devices().ok()?;
             let ids = devices.iter().map(|device| Ok((device.ids()?, device.uuid()?)));
             ids.collect::<Result<_, NvmlError>>().ok()?
         }

@@ -30,8 +30,8 @@ use jiff::Timestamp;
 
 use crate::inventory::{Inventory, State};
 use pod::{Pod, Share, Step};
-use steer::Choosable;
-use truth::Unattributed;
+use steer::ChoiceInput;
+use truth::UnattributedSet;
 
 pub use pod::{ContainerRequest, GrantRefusal, ObservedPod};
 pub use shared::SharedHandover;
@@ -46,7 +46,7 @@ pub type Devices = BTreeSet<DeviceId>;
 pub struct Handover {
     node: NodeName,
     /// The devices by resource.
-    devices: BTreeMap<ResourceName, Choosable>,
+    devices: BTreeMap<ResourceName, ChoiceInput>,
     /// Positions of GPUs and MIG devices, by UUID.
     whereabouts: HashMap<String, Spot>,
     inventory_known: bool,
@@ -63,11 +63,11 @@ pub struct Handover {
     /// Whether the pods were listed.
     synced: bool,
     /// Responses to GetPreferredAllocation without an Allocate so far.
-    outstanding: Vec<steer::Outstanding>,
+    outstanding: Vec<steer::PendingResponse>,
     truth: truth::Truth,
     /// Sets allocated for unknown pods.
-    unattributed: Vec<truth::Unattributed>,
-    quarantine: BTreeMap<PodUid, Quarantined>,
+    unattributed: Vec<truth::UnattributedSet>,
+    quarantine: BTreeMap<PodUid, QuarantinedPod>,
     deviations: VecDeque<Deviation>,
     deviations_total: u64,
     notes: Vec<Note>,
@@ -75,7 +75,7 @@ pub struct Handover {
 
 /// Devices of a deleted pod, until its processes are gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Quarantined {
+struct QuarantinedPod {
     namespace: String,
     name: String,
     sets: BTreeMap<ResourceName, Devices>,
@@ -106,7 +106,7 @@ pub enum Note {
 
 /// How an allocated set relates to the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Served {
+pub enum PlanMatch {
     /// It is a pod's grant.
     Granted,
     /// For a pod without a grant: the set that was preferred, or one that kubelet reuses without a question.
@@ -254,7 +254,7 @@ impl Handover {
             }
             self.quarantine
                 .entry(uid.clone())
-                .or_insert_with(|| Quarantined {
+                .or_insert_with(|| QuarantinedPod {
                     namespace: holder.namespace.clone(),
                     name: holder.pod.clone(),
                     sets: BTreeMap::new(),
@@ -345,7 +345,7 @@ impl Handover {
             self.notes.push(Note::Quarantined { pod: pod.name.clone(), devices });
             self.quarantine.insert(
                 uid.clone(),
-                Quarantined { namespace: pod.name.namespace, name: pod.name.name, sets },
+                QuarantinedPod { namespace: pod.name.namespace, name: pod.name.name, sets },
             );
         }
         true
@@ -635,10 +635,10 @@ impl Handover {
     }
 
     /// Records that kubelet allocates exactly `set`.
-    pub fn allocate(&mut self, resource: &ResourceName, set: &Devices, now: Timestamp) -> Served {
+    pub fn allocate(&mut self, resource: &ResourceName, set: &Devices, now: Timestamp) -> PlanMatch {
         // An empty set belongs to no pod.
         if set.is_empty() {
-            return Served::Unplanned;
+            return PlanMatch::Unplanned;
         }
         let advised = self
             .outstanding
@@ -658,15 +658,20 @@ impl Handover {
         served
     }
 
-    fn record_preferred(&mut self, step: Option<StepRef>, resource: &ResourceName, set: &Devices) -> Served {
+    fn record_preferred(
+        &mut self,
+        step: Option<StepRef>,
+        resource: &ResourceName,
+        set: &Devices,
+    ) -> PlanMatch {
         let Some(place) = step.filter(|place| self.step(place).is_some()) else {
             self.unattribute(resource, set);
-            return Served::Unplanned;
+            return PlanMatch::Unplanned;
         };
         let granted =
             self.step(&place).is_some_and(|(pod, step)| pod.is_granted() && granted_as(pod, step, set));
         self.consume(&place, set);
-        if granted { Served::Granted } else { Served::Unplanned }
+        if granted { PlanMatch::Granted } else { PlanMatch::Unplanned }
     }
 
     /// Attributes a set that does not match the last preference, or that had none.
@@ -676,20 +681,20 @@ impl Handover {
         set: &Devices,
         departed: bool,
         now: Timestamp,
-    ) -> Served {
+    ) -> PlanMatch {
         let epoch = self.epoch;
         // Grants are disjoint: an equal set identifies its pod, in any order.
         if let Some(place) = self.find(resource, |pod, step| {
             pod.is_open(step, epoch) && pod.due(step).is_some_and(|due| due == set)
         }) {
             self.consume(&place, set);
-            return Served::Granted;
+            return PlanMatch::Granted;
         }
         // Kubelet lost the devices of a container and allocates again.
         if let Some(place) = self.find(resource, |_, step| step.allocated.as_ref() == Some(set)) {
             let granted = self.step(&place).is_some_and(|(_, step)| step.share.is_some());
             self.consume(&place, set);
-            return if granted { Served::Granted } else { Served::Unplanned };
+            return if granted { PlanMatch::Granted } else { PlanMatch::Unplanned };
         }
         // Kubelet reuses a pod's init devices without a question: the set is then part of what one pod holds.
         if let Some(place) = self.find(resource, |pod, step| {
@@ -704,7 +709,7 @@ impl Handover {
                 return self.deviates(Some(place), resource, set, now);
             }
             self.consume(&place, set);
-            return if planned { Served::Granted } else { Served::Unplanned };
+            return if planned { PlanMatch::Granted } else { PlanMatch::Unplanned };
         }
         // Only a kubelet that lost its state allocates again for a running pod; that is no basis for a guess.
         let presumed = self
@@ -720,7 +725,7 @@ impl Handover {
             Some(place) => self.consume(&place, set),
             None => self.unattribute(resource, set),
         }
-        Served::Unplanned
+        PlanMatch::Unplanned
     }
 
     fn deviates(
@@ -729,7 +734,7 @@ impl Handover {
         resource: &ResourceName,
         set: &Devices,
         now: Timestamp,
-    ) -> Served {
+    ) -> PlanMatch {
         let step = place.as_ref().and_then(|place| self.step(place));
         let granted = step.and_then(|(pod, step)| pod.due(step)).cloned();
         let pod = step.map(|(pod, _)| pod.name.clone());
@@ -745,7 +750,7 @@ impl Handover {
             }
             None => self.unattribute(resource, set),
         }
-        Served::Deviation
+        PlanMatch::Deviation
     }
 
     /// Records that a step got `set`. Kubelet serves the containers of a pod in order, so earlier open steps will not
@@ -784,10 +789,10 @@ impl Handover {
     fn unattribute(&mut self, resource: &ResourceName, set: &Devices) {
         let ticket = self.truth.now();
         self.unattributed.retain(|known| known.resource != *resource || known.set != *set);
-        if self.unattributed.len() >= Unattributed::MOST {
+        if self.unattributed.len() >= UnattributedSet::MOST {
             self.unattributed.remove(0);
         }
-        self.unattributed.push(Unattributed { resource: resource.clone(), set: set.clone(), ticket });
+        self.unattributed.push(UnattributedSet { resource: resource.clone(), set: set.clone(), ticket });
     }
 
     fn find(&self, resource: &ResourceName, wanted: impl Fn(&Pod, &Step) -> bool) -> Option<StepRef> {

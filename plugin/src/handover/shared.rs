@@ -12,11 +12,11 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::{
-    Basis, Devices, GrantRefusal, Handover, Listing, Note, NumaListing, ObservedPod, PodName, Request,
-    Served, Ticket, WaitFor,
+    Basis, Devices, GrantRefusal, Handover, Listing, Note, NumaListing, ObservedPod, PlanMatch, PodName,
+    Request, Ticket, WaitFor,
 };
 use crate::inventory::Inventory;
-use crate::observe::{AllocationOutcome, Observed, PreferenceOutcome};
+use crate::observe::{AllocationOutcome, Observations, PreferenceOutcome};
 
 /// The longest wait for a pod while the pod watch works. The watch was measured to be at most 6 ms behind kubelet on an
 /// idle machine, and up to 100 ms with all processors busy. Kubelet admits no other pod meanwhile.
@@ -30,7 +30,7 @@ const CAUTION: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct SharedHandover {
     handover: Mutex<Handover>,
-    observed: Arc<Observed>,
+    observed: Arc<Observations>,
     /// Whether grants are possible.
     grants: bool,
     /// Counts changes; wakes waiting calls and the publisher.
@@ -49,7 +49,7 @@ pub struct SharedHandover {
 impl SharedHandover {
     /// Shares a new hand-over. `notes` receives events for the operator; `None` without a cluster, and then there are
     /// no grants either.
-    pub fn new(handover: Handover, observed: Arc<Observed>, notes: Option<mpsc::Sender<Note>>) -> Self {
+    pub fn new(handover: Handover, observed: Arc<Observations>, notes: Option<mpsc::Sender<Note>>) -> Self {
         Self {
             handover: Mutex::new(handover),
             observed,
@@ -120,9 +120,9 @@ impl SharedHandover {
         let set: Devices = set.into_iter().collect();
         let served = self.change(|handover| handover.allocate(resource, &set, Timestamp::now()));
         let outcome = match served {
-            Served::Granted => AllocationOutcome::Granted,
-            Served::Unplanned => AllocationOutcome::Unplanned,
-            Served::Deviation => AllocationOutcome::Deviation,
+            PlanMatch::Granted => AllocationOutcome::Granted,
+            PlanMatch::Unplanned => AllocationOutcome::Unplanned,
+            PlanMatch::Deviation => AllocationOutcome::Deviation,
         };
         self.observed.allocated(resource, outcome);
         debug!(%resource, devices = set.len(), ?outcome, "allocated");

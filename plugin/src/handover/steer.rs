@@ -55,7 +55,7 @@ pub struct WaitFor {
 
 /// A response without an Allocate so far.
 #[derive(Debug, Clone)]
-pub(super) struct Outstanding {
+pub(super) struct PendingResponse {
     pub(super) resource: ResourceName,
     pub(super) set: Devices,
     /// The step that it was meant for: pod and position.
@@ -65,12 +65,12 @@ pub(super) struct Outstanding {
 /// The step that most likely matches the request.
 struct Candidate {
     step: (PodUid, usize),
-    fit: Fit,
+    fit: StepMatch,
 }
 
 /// How an open step matches an offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Fit {
+enum StepMatch {
     /// This is its set, and kubelet can allocate it.
     Set(Devices),
     /// It has no set: any will do.
@@ -84,15 +84,15 @@ impl Handover {
     /// The preferences for the containers of one call. `None` if something is missing that `wait_for` allows to wait
     /// for: call again after the next change. Kubelet admits no other pod meanwhile.
     pub fn prefer(&mut self, requests: &[Request], wait_for: WaitFor) -> Option<Vec<Preference>> {
-        let mut answered: Vec<Outstanding> = Vec::new();
+        let mut answered: Vec<PendingResponse> = Vec::new();
         let mut answers = Vec::with_capacity(requests.len());
         for request in requests {
             let candidate = self.candidate(request, &answered);
             let waits = match candidate.as_ref().map(|candidate| &candidate.fit) {
-                Some(Fit::Set(_)) => false,
-                Some(Fit::Any) => wait_for.table && self.table.is_none(),
+                Some(StepMatch::Set(_)) => false,
+                Some(StepMatch::Any) => wait_for.table && self.table.is_none(),
                 // The pod's deletion may be pending as well as its creation.
-                Some(Fit::Broken | Fit::No) | None => {
+                Some(StepMatch::Broken | StepMatch::No) | None => {
                     wait_for.pods || (wait_for.table && self.table.is_none())
                 }
             };
@@ -100,13 +100,13 @@ impl Handover {
                 return None;
             }
             let (preference, step) = match candidate {
-                Some(Candidate { step, fit: Fit::Set(devices) }) => {
+                Some(Candidate { step, fit: StepMatch::Set(devices) }) => {
                     (Preference { devices, basis: Basis::Granted }, Some(step))
                 }
                 Some(Candidate { step, .. }) => (self.outside(request, Some(&step)), Some(step)),
                 None => (self.outside(request, None), None),
             };
-            answered.push(Outstanding {
+            answered.push(PendingResponse {
                 resource: request.resource.clone(),
                 set: preference.devices.clone(),
                 step,
@@ -123,7 +123,7 @@ impl Handover {
     /// first, because a kubelet without checkpoint does not allocate again for running containers; of these, the next
     /// step in the order of the pod. If the pod's set is unavailable it still is the pod: taking the next pod's set
     /// would shift all pods after it.
-    fn candidate(&self, request: &Request, answered: &[Outstanding]) -> Option<Candidate> {
+    fn candidate(&self, request: &Request, answered: &[PendingResponse]) -> Option<Candidate> {
         let pods = self.in_order();
         let looks = [(false, 1), (false, usize::MAX), (true, 1), (true, usize::MAX)];
         for (again, depth) in looks {
@@ -135,7 +135,7 @@ impl Handover {
                         continue;
                     }
                     let fit = self.fit(pod, step, request);
-                    if fit != Fit::No {
+                    if fit != StepMatch::No {
                         return Some(Candidate { step: (pod.name.uid.clone(), position), fit });
                     }
                 }
@@ -148,7 +148,7 @@ impl Handover {
         &self,
         pod: &'p Pod,
         request: &Request,
-        answered: &[Outstanding],
+        answered: &[PendingResponse],
     ) -> impl Iterator<Item = (usize, &'p Step)> {
         let epoch = self.epoch;
         pod.steps.iter().enumerate().filter(move |(position, step)| {
@@ -159,29 +159,33 @@ impl Handover {
         })
     }
 
-    fn fit(&self, pod: &Pod, step: &Step, request: &Request) -> Fit {
+    fn fit(&self, pod: &Pod, step: &Step, request: &Request) -> StepMatch {
         if let Some(due) = pod.due(step) {
             return if !request.must.is_subset(due) {
-                Fit::No
+                StepMatch::No
             } else if due.is_subset(&request.offered) {
-                Fit::Set(due.clone())
+                StepMatch::Set(due.clone())
             } else if pod.started || step.allocated.is_some() {
                 // Its devices are held by the pod itself, so kubelet does not offer them.
-                Fit::No
+                StepMatch::No
             } else {
-                Fit::Broken
+                StepMatch::Broken
             };
         }
         // Devices that must be included were left by the pod's init containers: they identify the pod.
         let held = pod.held_of(&request.resource);
         if !request.must.is_subset(&held) {
-            return Fit::No;
+            return StepMatch::No;
         }
         if step.share == Some(Share::OfHeld) && pod.is_granted() {
             let free: Devices = held.intersection(&request.offered).cloned().collect();
-            return if free.len() >= request.size { Fit::Set(self.choose(request, &free)) } else { Fit::No };
+            return if free.len() >= request.size {
+                StepMatch::Set(self.choose(request, &free))
+            } else {
+                StepMatch::No
+            };
         }
-        Fit::Any
+        StepMatch::Any
     }
 
     /// The best set outside all live grants and quarantined devices; if too few are left, the least harmful others.
@@ -308,7 +312,7 @@ fn held_by_another_name<'r>(offered: &'r Devices, elsewhere: &[&DeviceId]) -> Ve
 
 /// The devices of one resource as input of the choice.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Choosable {
+pub(super) struct ChoiceInput {
     /// In inventory order.
     ids: Vec<DeviceId>,
     spots: Vec<Spot>,
@@ -317,8 +321,8 @@ pub(super) struct Choosable {
 }
 
 /// The devices of every resource of an inventory.
-pub(super) fn choosable(inventory: &Inventory) -> BTreeMap<ResourceName, Choosable> {
-    let mut resources: BTreeMap<ResourceName, Choosable> = BTreeMap::new();
+pub(super) fn choosable(inventory: &Inventory) -> BTreeMap<ResourceName, ChoiceInput> {
+    let mut resources: BTreeMap<ResourceName, ChoiceInput> = BTreeMap::new();
     for device in &inventory.devices {
         let resource = resources.entry(device.resource.clone()).or_default();
         // Kubelet's messages hold fewer devices than u16.
@@ -351,7 +355,7 @@ fn spot(device: &Device) -> Spot {
     }
 }
 
-impl Choosable {
+impl ChoiceInput {
     /// Whether `device` is one of the devices.
     pub(super) fn contains(&self, device: &DeviceId) -> bool {
         self.positions.contains_key(device)

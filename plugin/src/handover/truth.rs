@@ -67,18 +67,18 @@ pub(super) struct Truth {
     began_in: u64,
     /// Names of recently deleted pods. A list that began before the deletion shows them, and so may one that began soon
     /// after, until kubelet has processed it.
-    deleted: BTreeMap<(String, String), Deleted>,
+    deleted: BTreeMap<(String, String), DeletedPod>,
 }
 
 #[derive(Debug)]
-struct Deleted {
+struct DeletedPod {
     /// When it was deleted.
     at: Ticket,
     /// The devices of its containers, by resource.
     held: BTreeMap<(String, ResourceName), Devices>,
 }
 
-impl Deleted {
+impl DeletedPod {
     /// Whether its container had this set.
     fn had(&self, holding: &Holding, set: &Devices) -> bool {
         let part = (holding.container.clone(), holding.resource.clone());
@@ -88,19 +88,19 @@ impl Deleted {
 
 /// A set that was allocated for an unknown pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Unattributed {
+pub(super) struct UnattributedSet {
     pub(super) resource: ResourceName,
     pub(super) set: Devices,
     /// When. After two lists the pod is listed, or has no app container with devices, or failed.
     pub(super) ticket: Ticket,
 }
 
-impl Unattributed {
+impl UnattributedSet {
     /// Limit: more than any machine has devices.
     pub(super) const MOST: usize = 256;
 }
 
-impl Unattributed {
+impl UnattributedSet {
     /// Whether a list call that began at `ticket` does not cover it yet.
     pub(super) fn outlasts(&self, ticket: Ticket) -> bool {
         self.ticket.0 + 2 > ticket.0
@@ -165,7 +165,7 @@ impl Truth {
             let set = step.allocated.clone()?;
             Some(((step.container.clone(), step.resource.clone()), set))
         });
-        let deleted = Deleted { at: self.now(), held: had.collect() };
+        let deleted = DeletedPod { at: self.now(), held: had.collect() };
         self.deleted.insert((pod.namespace.clone(), pod.name.clone()), deleted);
     }
 

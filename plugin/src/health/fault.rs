@@ -255,7 +255,7 @@ impl Proof {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ended {
+pub struct ClearedFault {
     pub gpu: GpuUuid,
     /// Reason of the fault.
     pub reason: String,

@@ -31,8 +31,10 @@ mod xid;
 pub use checks::{FabricCheck, HealthChecks, XidList, XidListError};
 pub use clocks::{ClockLog, ClockSample};
 pub use evidence::EvidenceLog;
-pub use fault::{Cause, Ended, Extent, Fault, GpuName, Loss, Outage, OutageKind, Part, Proof, Trouble};
+pub use fault::{
+    Cause, ClearedFault, Extent, Fault, GpuName, Loss, Outage, OutageKind, Part, Proof, Trouble,
+};
 pub use gantry_api::xid::{Class, Table, Xid};
 pub use tracker::HealthTracker;
-pub use vitals::{Failed, Vitals};
+pub use vitals::{FailedCalls, Vitals};
 pub use xid::XidCounts;

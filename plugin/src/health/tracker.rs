@@ -9,7 +9,7 @@ use gantry_topology::{GpuUuid, Mig};
 use jiff::Timestamp;
 
 use super::fault::Part;
-use super::fault::{Cause, Ended, Loss, Outage, OutageKind, Proof, Trouble};
+use super::fault::{Cause, ClearedFault, Loss, Outage, OutageKind, Proof, Trouble};
 use super::{Class, Extent, Fault, HealthChecks, Table, Vitals};
 use crate::nvml::ComputeMode;
 
@@ -21,7 +21,7 @@ pub struct HealthTracker {
     /// Whether the driver has been gone since NVML last worked.
     was_gone: bool,
     /// Faults cleared since [`HealthTracker::take_ended`].
-    ended: Vec<Ended>,
+    ended: Vec<ClearedFault>,
     /// GPUs that the operator cordoned.
     cordons: Cordons,
     /// GPUs that no pod may get while their MIG layout is about to change, each with the reason.
@@ -380,7 +380,7 @@ impl HealthTracker {
     }
 
     /// Returns the faults cleared since the last call.
-    pub fn take_ended(&mut self) -> Vec<Ended> {
+    pub fn take_ended(&mut self) -> Vec<ClearedFault> {
         std::mem::take(&mut self.ended)
     }
 
@@ -415,7 +415,7 @@ impl HealthTracker {
     }
 
     fn end(&mut self, gpu: &GpuUuid, fault: &Fault, proof: Proof) {
-        self.ended.push(Ended { gpu: gpu.clone(), reason: fault.reason.clone(), proof });
+        self.ended.push(ClearedFault { gpu: gpu.clone(), reason: fault.reason.clone(), proof });
     }
 }
 

@@ -27,12 +27,12 @@ pub struct Vitals {
     /// Which processes may compute on the GPU.
     pub compute_mode: Option<ComputeMode>,
     /// The calls that failed.
-    pub failed: Failed,
+    pub failed: FailedCalls,
 }
 
 /// Calls that failed. A GPU that does not support a value is not a failure.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Failed {
+pub struct FailedCalls {
     /// The call for uncorrected errors.
     pub uncorrected: bool,
     /// The calls for rows or pages that wait to be retired.
@@ -291,8 +291,8 @@ mod tests {
         failed: NONE,
     };
 
-    const NONE: Failed =
-        Failed { uncorrected: false, repair: false, action: false, fabric: false, compute_mode: false };
+    const NONE: FailedCalls =
+        FailedCalls { uncorrected: false, repair: false, action: false, fabric: false, compute_mode: false };
 
     /// CUDA answers 802 before the fabric manager has registered a GPU (HGX boards).
     #[test]

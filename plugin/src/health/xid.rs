@@ -8,10 +8,10 @@ use gantry_topology::GpuUuid;
 /// Counts of Xids per GPU since the daemon started, for metrics; Xids without consequences included. The NVML thread writes
 /// them. Clones share the counts.
 #[derive(Debug, Clone, Default)]
-pub struct XidCounts(Arc<Mutex<Counted>>);
+pub struct XidCounts(Arc<Mutex<XidCounters>>);
 
 #[derive(Debug, Default)]
-struct Counted {
+struct XidCounters {
     counts: BTreeMap<(GpuUuid, u64), u64>,
     last: BTreeMap<GpuUuid, u64>,
 }

@@ -11,7 +11,7 @@ use gantry_topology::{Gpu, GpuUuid};
 use tokio::sync::watch;
 
 use super::LayoutRequest;
-use crate::health::{Cause, Ended, Extent, GpuName, Loss, Outage, Trouble};
+use crate::health::{Cause, ClearedFault, Extent, GpuName, Loss, Outage, Trouble};
 
 /// All problems at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct Diagnosis {
     /// The clocks of the GPUs that compute.
     pub clocks: Vec<GpuClock>,
     /// The latest cleared faults, oldest first, numbered from 1: at most [`Diagnosis::MAX_ENDED`].
-    pub ended: Vec<(u64, Ended)>,
+    pub ended: Vec<(u64, ClearedFault)>,
     /// Whether the faults of an earlier run were adopted or are unavailable. Before that, `faults` is
     /// incomplete.
     pub adopted: bool,

@@ -108,7 +108,7 @@ impl<'nvml> Gpu<'nvml> {
         let Some(entry) = layout.entry(position, pci_id) else {
             return Ok(LayoutOutcome::Unmentioned);
         };
-        let mode = match self.device.mig_mode() {
+        let mode = match self.device.mig().mode() {
             Ok(mode) => mode.current,
             // It is as it is to be: without MIG.
             Err(error) if error.is_unsupported() && entry.devices.is_none() => {
@@ -218,8 +218,8 @@ impl<'nvml> Gpu<'nvml> {
 
     fn set_mode(&mut self, enable: bool) -> Result<bool, NvmlError> {
         self.is_touched = true;
-        let is_active = self.device.set_mig_mode(enable)?;
-        Ok(is_active && self.device.mig_mode()?.current == enable)
+        let is_active = self.device.mig().set_mode(enable)?;
+        Ok(is_active && self.device.mig().mode()?.current == enable)
     }
 
     /// Undoes what was done, after `error`.
@@ -256,7 +256,7 @@ impl<'nvml> Gpu<'nvml> {
     /// The product by the profiles that its driver offers.
     fn product(&self) -> Result<Product, NvmlError> {
         let memory = self.device.memory().map_or(0, |bytes| bytes >> 20);
-        Ok(Product::of_driver(self.device.name()?, memory, self.device.instance_profiles()?))
+        Ok(Product::of_driver(self.device.name()?, memory, self.device.mig().instance_profiles()?))
     }
 
     /// The product by the table of profiles.
@@ -266,7 +266,7 @@ impl<'nvml> Gpu<'nvml> {
     }
 
     fn present(&self, product: &Product) -> Result<Vec<Instance<'nvml>>, NvmlError> {
-        let instances = self.device.gpu_instances(&product.profiles)?.into_iter();
+        let instances = self.device.mig().gpu_instances(&product.profiles)?.into_iter();
         let with_compute = |handle: GpuInstance<'nvml>| {
             let compute = handle.compute_instances()?.iter().map(|compute| compute.slices).collect();
             Ok(Instance { handle, compute })
@@ -287,7 +287,7 @@ impl<'nvml> Gpu<'nvml> {
     fn create(&mut self, new: &NewInstance) -> Result<GpuInstance<'nvml>, NvmlError> {
         self.is_touched = true;
         let place = Placement { start: new.start.into(), size: new.size.into() };
-        let made = self.device.create_gpu_instance(new.profile, place)?;
+        let made = self.device.mig().create_gpu_instance(new.profile, place)?;
         for slices in &new.compute {
             if let Err(error) = made.create_compute_instance(*slices) {
                 // Without a compute instance it is no MIG device, and would only take room.
@@ -362,8 +362,8 @@ impl<'nvml> Journal<'nvml> {
 impl Gpu<'_> {
     /// Makes a former instance again, or the compute instances of one that is still there.
     fn restore(&mut self, former: &NewInstance) -> Result<(), NvmlError> {
-        let profiles = self.device.instance_profiles()?;
-        let there = self.device.gpu_instances(&profiles)?.into_iter().find(|instance| {
+        let profiles = self.device.mig().instance_profiles()?;
+        let there = self.device.mig().gpu_instances(&profiles)?.into_iter().find(|instance| {
             instance.profile == former.profile && instance.placement.start == u32::from(former.start)
         });
         let Some(there) = there else {

@@ -9,12 +9,12 @@ use gantry_topology::{
     PeerRefusal,
 };
 
-use crate::discover::{Fact, Found};
+use crate::discover::{DiscoveredMachine, Fact};
 use crate::health::Loss;
 
 /// A machine, including its unreachable GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Merged {
+pub(super) struct MergedMachine {
     pub(super) machine: Machine,
     /// Known GPUs that were not found, each with the reason.
     pub(super) missing: BTreeMap<GpuUuid, Loss>,
@@ -24,16 +24,17 @@ pub(super) struct Merged {
 /// (`reloaded`) does not list: then `found` is used unchanged.
 pub(super) fn merge(
     known: Option<&Machine>,
-    mut found: Found,
+    mut found: DiscoveredMachine,
     reloaded: bool,
-) -> Result<Merged, MachineError> {
+) -> Result<MergedMachine, MachineError> {
     if !found.mig_unread.is_empty() {
         found.machine = keep_mig_layout(known, found.machine, &found.mig_unread)?;
     }
     if let Some(known) = known.filter(|_| !found.unread.is_empty()) {
         found.machine = remember(known, &found.machine, &found.unread)?;
     }
-    let as_found = |found: Found| Merged { machine: found.machine, missing: BTreeMap::new() };
+    let as_found =
+        |found: DiscoveredMachine| MergedMachine { machine: found.machine, missing: BTreeMap::new() };
     let Some(known) = known else {
         return Ok(as_found(found));
     };
@@ -86,7 +87,7 @@ pub(super) fn merge(
             Some((gpu.uuid.clone()?, loss))
         })
         .collect();
-    Ok(Merged { machine: overlay(known, found.machine, &places)?, missing })
+    Ok(MergedMachine { machine: overlay(known, found.machine, &places)?, missing })
 }
 
 /// The machine found, with the last known MIG layout for the GPUs in `unread`. Not
@@ -278,10 +279,10 @@ mod tests {
         format!("GPU-{name}").parse().unwrap()
     }
 
-    fn found(machine: Machine, unreachable: &[u8]) -> Found {
+    fn found(machine: Machine, unreachable: &[u8]) -> DiscoveredMachine {
         let error =
             NvmlError::Call { call: "nvmlDeviceGetHandleByIndex_v2", gpu: Some(1), code: Code::GpuIsLost };
-        Found {
+        DiscoveredMachine {
             machine,
             unreachable: unreachable.iter().map(|index| (*index, error.clone())).collect(),
             mig_unread: BTreeSet::new(),

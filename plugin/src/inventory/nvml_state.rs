@@ -11,7 +11,7 @@ use gantry_topology::{Gpu, GpuUuid, Machine};
 use jiff::{SignedDuration, Timestamp};
 use tokio::sync::{oneshot, watch};
 
-use crate::discover::{self, DiscoverError, Fact, Found, InstanceAt, NvmlOptions};
+use crate::discover::{self, DiscoverError, DiscoveredMachine, Fact, InstanceAt, NvmlOptions};
 use crate::health::{
     Cause, ClockLog, EvidenceLog, Extent, GpuName, HealthChecks, HealthTracker, Loss, Outage, OutageKind,
     Part, Table, Trouble, Vitals, XidCounts,
@@ -209,7 +209,7 @@ impl NvmlState {
     }
 
     /// Records a reading, and publishes it.
-    pub(super) fn record_reading(&mut self, found: Found) -> Result<(), DiscoverError> {
+    pub(super) fn record_reading(&mut self, found: DiscoveredMachine) -> Result<(), DiscoverError> {
         for warning in found.warnings.iter().filter(|warning| !self.warned.contains(warning)) {
             tracing::warn!("{warning}");
         }
@@ -616,7 +616,7 @@ fn links_by_gpu(machine: &Machine) -> BTreeMap<GpuUuid, u8> {
 }
 
 /// The NVLinks that each GPU should have up, whatever its own past is.
-fn peer_links(found: &Found) -> BTreeMap<GpuUuid, u8> {
+fn peer_links(found: &DiscoveredMachine) -> BTreeMap<GpuUuid, u8> {
     let gpus = found.machine.gpus();
     let expected = found.expected_links().into_iter();
     expected.filter_map(|(at, links)| Some((gpus.get(at)?.uuid.clone()?, links))).collect()

@@ -162,10 +162,10 @@ fn run_session(state: &mut NvmlState, failures: &mut u32) -> SessionEnd {
 
 /// The heartbeat of a thread. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Heartbeat(Arc<Beats>);
+pub struct Heartbeat(Arc<Heartbeats>);
 
 #[derive(Debug)]
-struct Beats {
+struct Heartbeats {
     start: Instant,
     /// Milliseconds from `start` to the last beat.
     last: AtomicU64,
@@ -184,7 +184,7 @@ pub(super) struct PanicNotice(Heartbeat);
 impl Heartbeat {
     /// A heartbeat with its first beat now.
     pub fn new() -> Self {
-        Self(Arc::new(Beats {
+        Self(Arc::new(Heartbeats {
             start: Instant::now(),
             last: AtomicU64::new(0),
             reported_silent: AtomicBool::new(false),

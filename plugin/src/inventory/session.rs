@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use super::diagnosis::Probe;
 use super::layout;
 use super::nvml_state::NvmlState;
-use crate::discover::{self, DiscoverError, Found, MigLayout};
+use crate::discover::{self, DiscoverError, DiscoveredMachine, MigLayout};
 use crate::health::{Class, Extent, Fault, Vitals};
 use crate::nvml::{Code, Event, EventKind, EventSet, Nvml, NvmlError};
 
@@ -392,7 +392,9 @@ impl<'nvml> Session<'nvml> {
                 state.record_probe(uuid, Probe::Query, failure);
                 self.update_vitals(state, index, uuid)?;
                 // A GPU without clocks, such as a virtual one, is not compared with others.
-                if let Ok(sample) = self.nvml.device(index).and_then(|device| device.clock_sample()) {
+                if let Ok(sample) =
+                    self.nvml.device(index).and_then(|device| device.telemetry().clock_sample())
+                {
                     state.clocks.record(uuid, sample);
                 }
             }
@@ -580,7 +582,11 @@ fn mig_layouts(nvml: &Nvml, count: u32) -> BTreeMap<u32, Option<MigLayout>> {
 }
 
 impl LastReading {
-    fn of(found: &Found, mig_layouts: BTreeMap<u32, Option<MigLayout>>, before: Option<&Self>) -> Self {
+    fn of(
+        found: &DiscoveredMachine,
+        mig_layouts: BTreeMap<u32, Option<MigLayout>>,
+        before: Option<&Self>,
+    ) -> Self {
         let gpus = found.machine.gpus().iter();
         let mut gpus: BTreeMap<u32, GpuUuid> =
             gpus.filter_map(|gpu| Some((u32::from(gpu.index), gpu.uuid.clone()?))).collect();

@@ -17,7 +17,7 @@ use tracing::{debug, info, warn};
 
 use super::access;
 use crate::handover::SharedHandover;
-use crate::observe::Observed;
+use crate::observe::Observations;
 use gantry_runtime::LogThrottle;
 
 /// Interval of checks without events: an event may be lost (queue overflow, a parent that did not exist).
@@ -40,7 +40,7 @@ pub struct Directory {
     kubelet: Option<PathBuf>,
     views: watch::Sender<View>,
     handover: Arc<SharedHandover>,
-    observed: Arc<Observed>,
+    observed: Arc<Observations>,
     socket: Option<Identity>,
     directory: Option<Identity>,
     missing_log: LogThrottle,
@@ -75,7 +75,7 @@ impl Directory {
         path: PathBuf,
         kubelet: Option<PathBuf>,
         handover: &Arc<SharedHandover>,
-        observed: &Arc<Observed>,
+        observed: &Arc<Observations>,
     ) -> (Self, watch::Receiver<View>) {
         let (views, receiver) = watch::channel(View::default());
         let watcher = Self {

@@ -18,7 +18,7 @@ use super::Kubelet;
 use super::access;
 use super::directory::View;
 use super::service::DeviceList;
-use super::serving::{Serving, inode};
+use super::serving::{SocketServer, inode};
 use super::stream_monitor::StreamMonitor;
 use gantry_runtime::LogThrottle;
 
@@ -101,7 +101,7 @@ struct RunningEndpoint<'e> {
     path: PathBuf,
     views: watch::Receiver<View>,
     /// The last server has the socket; the others still have clients.
-    servers: Vec<Serving>,
+    servers: Vec<SocketServer>,
     /// The kubelet that accepted the resource, counted from 1.
     registered_with: u64,
     /// The kubelet for which the socket was last bound.
@@ -143,7 +143,7 @@ impl RunningEndpoint<'_> {
                 let due = due.map(tokio::time::Instant::from_std);
                 tokio::select! {
                     changed = self.views.changed() => if changed.is_err() { return },
-                    () = maybe(self.servers.last_mut().map(Serving::streams_change)) => {}
+                    () = maybe(self.servers.last_mut().map(SocketServer::streams_change)) => {}
                     () = maybe(due.map(tokio::time::sleep_until)) => {}
                 }
             }
@@ -201,10 +201,10 @@ impl RunningEndpoint<'_> {
         }
         let stop = CancellationToken::new();
         let service = kubelet.service(resource.clone(), self.endpoint.lists.clone(), stop.clone());
-        match Serving::start(&self.path, service, stop) {
+        match SocketServer::start(&self.path, service, stop) {
             Ok(serving) => {
                 // Their sockets have no path any more.
-                self.servers.iter().for_each(Serving::retire);
+                self.servers.iter().for_each(SocketServer::retire);
                 self.servers.push(serving);
                 self.contention.bound(was_lost, Instant::now());
                 self.bound_for = view.kubelet;
@@ -252,13 +252,13 @@ impl RunningEndpoint<'_> {
 
     /// Registers, until kubelet is replaced or our socket is removed, which make the result irrelevant.
     async fn register(&mut self, kubelet: &Path, view: View) -> bool {
-        let own = self.servers.last().and_then(Serving::inode);
+        let own = self.servers.last().and_then(SocketServer::inode);
         tokio::select! {
             () = self.endpoint.register(kubelet, &self.path, view, self.views.clone()) => {}
             () = superseded(&self.path, own, view, self.views.clone()) => return false,
         }
         // Kubelet now uses the newest socket; its other streams will end.
-        let streams = self.servers.last().map_or(0, Serving::open);
+        let streams = self.servers.last().map_or(0, SocketServer::open);
         self.monitor.registered(streams, Instant::now());
         true
     }
@@ -266,14 +266,14 @@ impl RunningEndpoint<'_> {
     /// Removes our socket, ends the streams, and waits shortly for clients. In this order, because a socket
     /// that is still listened on keeps its inode number.
     async fn stop(self) {
-        let own = self.servers.last().and_then(Serving::inode);
+        let own = self.servers.last().and_then(SocketServer::inode);
         if own.is_some()
             && inode(&self.path) == own
             && let Err(error) = std::fs::remove_file(&self.path)
         {
             debug!(%error, socket = %self.path.display(), "cannot remove this plugin's socket");
         }
-        self.servers.iter().for_each(Serving::stop);
+        self.servers.iter().for_each(SocketServer::stop);
         for server in self.servers {
             server.ended().await;
         }

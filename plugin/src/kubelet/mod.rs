@@ -22,7 +22,7 @@ use tracing::info;
 use crate::allocate::Responder;
 use crate::handover::SharedHandover;
 use crate::inventory::{Inventory, State};
-use crate::observe::Observed;
+use crate::observe::Observations;
 
 pub(crate) use access::with_remedy;
 pub use directory::Directory;
@@ -42,7 +42,7 @@ pub struct Kubelet {
     /// What a container needs to use its devices.
     pub responder: Arc<Responder>,
     /// Counters and readiness.
-    pub observed: Arc<Observed>,
+    pub observed: Arc<Observations>,
 }
 
 impl Kubelet {

@@ -21,7 +21,7 @@ use tracing::{debug, info, warn};
 
 use super::access;
 use crate::handover::{Allocatable, Holding, Listing, NumaListing, SharedHandover};
-use crate::observe::Observed;
+use crate::observe::Observations;
 
 /// Delay of a read after an Allocate: kubelet lists a pod after its admission, shortly after the call.
 const SETTLE_DELAY: Duration = Duration::from_millis(100);
@@ -37,7 +37,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 pub async fn poll(
     (socket, reads_numa): (PathBuf, bool),
     handover: Arc<SharedHandover>,
-    observed: Arc<Observed>,
+    observed: Arc<Observations>,
     listings: watch::Sender<Listing>,
     shutdown: CancellationToken,
 ) {
@@ -279,7 +279,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("kubelet.sock");
         let silent = tokio::net::UnixListener::bind(&socket).unwrap();
-        let observed = Arc::new(Observed::default());
+        let observed = Arc::new(Observations::default());
         let handover = SharedHandover::new(Handover::new("node-1".into()), Arc::clone(&observed), None);
         let shutdown = CancellationToken::new();
         let mut polling = Box::pin(poll(

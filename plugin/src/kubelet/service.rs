@@ -71,16 +71,16 @@ pub struct DevicePluginService {
 }
 
 /// Counts a stream while it lives: tonic drops it when the caller or its connection ends it.
-struct Open(watch::Sender<usize>);
+struct OpenStream(watch::Sender<usize>);
 
-impl Open {
+impl OpenStream {
     fn new(streams: &watch::Sender<usize>) -> Self {
         streams.send_modify(|open| *open = open.saturating_add(1));
         Self(streams.clone())
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         self.0.send_modify(|open| *open = open.saturating_sub(1));
     }
@@ -98,7 +98,7 @@ impl DevicePlugin for DevicePluginService {
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let open = Open::new(&self.streams);
+        let open = OpenStream::new(&self.streams);
         let lists = paced(self.lists.clone()).map(move |list| {
             let _lives_with_the_stream = &open;
             Ok(ListAndWatchResponse { devices: list.iter().map(Device::from).collect() })

@@ -33,7 +33,7 @@ const DRAIN: Duration = Duration::from_secs(2);
 
 /// A server on one socket file.
 #[derive(Debug)]
-pub(super) struct Serving {
+pub(super) struct SocketServer {
     /// Ends the streams and the server.
     stop: CancellationToken,
     /// Ends accepting: open streams continue, and the server ends with the last connection.
@@ -44,7 +44,7 @@ pub(super) struct Serving {
     streams: watch::Receiver<usize>,
 }
 
-impl Serving {
+impl SocketServer {
     /// Binds a new socket at `path`, replacing any file there, and serves on it. `service` ends its streams on
     /// `stop`.
     pub(super) fn start(
@@ -107,7 +107,7 @@ impl Serving {
         *self.streams.borrow()
     }
 
-    /// [`Serving::open`], and marks the number as seen for [`Serving::streams_change`].
+    /// [`SocketServer::open`], and marks the number as seen for [`SocketServer::streams_change`].
     pub(super) fn streams(&mut self) -> usize {
         *self.streams.borrow_and_update()
     }
@@ -154,7 +154,7 @@ where
             }
         };
         let connection = http2::Builder::new(TokioExecutor::new())
-            .serve_connection(TokioIo::new(AnyAuthority::new(Whole(stream))), service.clone());
+            .serve_connection(TokioIo::new(AnyAuthority::new(UnvectoredStream(stream))), service.clone());
         let connection = graceful.watch(connection);
         connections.spawn(async move {
             if let Err(error) = connection.await {
@@ -172,9 +172,9 @@ where
 
 /// A stream without vectored writes. With them, h2 writes each message of 256 bytes or more separately, which
 /// costs a system call per response; copying messages of up to 1 KiB costs far less.
-struct Whole(UnixStream);
+struct UnvectoredStream(UnixStream);
 
-impl AsyncRead for Whole {
+impl AsyncRead for UnvectoredStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -184,7 +184,7 @@ impl AsyncRead for Whole {
     }
 }
 
-impl AsyncWrite for Whole {
+impl AsyncWrite for UnvectoredStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -39,8 +39,10 @@ fn leading(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) {
 fn whole(set: &mut Set, facts: &Facts<'_>, product: &Product<'_>) {
     // A GPU with MIG on is used through its instances only, and not shared.
     let shared = match product.whole.is_empty() {
-        true => Shared::Not(0),
-        false => Shared::of(facts, product.whole.iter().filter_map(|gpu| gpu.uuid.as_ref()?.as_str().into())),
+        true => SharingLabel::Not(0),
+        false => {
+            SharingLabel::of(facts, product.whole.iter().filter_map(|gpu| gpu.uuid.as_ref()?.as_str().into()))
+        }
     };
     base(set, GPU, product.model, "", product.count(), shared);
     let Some(gpu) = product.example() else { return };
@@ -87,7 +89,7 @@ fn mig(set: &mut Set, facts: &Facts<'_>, prefix: &str, profile: &str, devices: &
     let Some((gpu, compute)) = devices.first() else {
         return;
     };
-    let shared = Shared::of(facts, devices.iter().map(|(_, compute)| compute.uuid.as_str()));
+    let shared = SharingLabel::of(facts, devices.iter().map(|(_, compute)| compute.uuid.as_str()));
     base(set, prefix, gpu.model.as_deref(), &format!("-MIG-{profile}"), devices.len(), shared);
     // The memory of the whole GPU is not that of a MIG device.
     set.without_nvidia(&format!("{prefix}.memory"));
@@ -112,26 +114,26 @@ fn numbers(attributes: &MigAttributes) -> [(&'static str, u64); 9] {
     ]
 }
 
-fn base(set: &mut Set, prefix: &str, model: Option<&str>, cut: &str, count: usize, shared: Shared) {
+fn base(set: &mut Set, prefix: &str, model: Option<&str>, cut: &str, count: usize, shared: SharingLabel) {
     if let Some(model) = model {
         let suffix = match shared {
-            Shared::SameName(_) => format!("{cut}-SHARED"),
-            Shared::Renamed(_) | Shared::Not(_) => cut.to_owned(),
+            SharingLabel::SameName(_) => format!("{cut}-SHARED"),
+            SharingLabel::Renamed(_) | SharingLabel::Not(_) => cut.to_owned(),
         };
         set.nvidia(&format!("{prefix}.product"), value_with(model, &suffix));
     }
     set.nvidia(&format!("{prefix}.count"), count);
     set.nvidia(&format!("{prefix}.replicas"), shared.replicas());
     let strategy = match shared {
-        Shared::Not(_) => "none",
-        Shared::SameName(_) | Shared::Renamed(_) => "time-slicing",
+        SharingLabel::Not(_) => "none",
+        SharingLabel::SameName(_) | SharingLabel::Renamed(_) => "time-slicing",
     };
     set.nvidia(&format!("{prefix}.sharing-strategy"), strategy);
 }
 
 /// How devices are shared, as kubelet is offered them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shared {
+enum SharingLabel {
     /// Not shared, with the value of the label: 1, or 0 if the devices are not offered as such.
     Not(u16),
     /// The replicas under the name of whole devices: the label must show that a pod gets a share only.
@@ -140,7 +142,7 @@ enum Shared {
     Renamed(u16),
 }
 
-impl Shared {
+impl SharingLabel {
     /// The sharing of the devices with these UUIDs; if they differ, of the most shared one.
     fn of<'a>(facts: &Facts<'_>, uuids: impl Iterator<Item = &'a str>) -> Self {
         let uuids: Vec<&str> = uuids.collect();

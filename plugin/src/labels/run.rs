@@ -21,7 +21,7 @@ use tracing::{debug, info, warn};
 use super::write::{self, WriteError};
 use super::{Facts, Host, HostOptions, Labels, labels};
 use crate::inventory::{self, Absence, Inventory};
-use crate::observe::Observed;
+use crate::observe::Observations;
 use gantry_runtime::LogThrottle;
 
 /// Shortest time between two writes. The first change after a pause is written at once.
@@ -52,7 +52,7 @@ pub struct Labeller {
     /// How devices are shared and labels are computed.
     pub config: watch::Receiver<Arc<Config>>,
     /// Where it is published that labels cannot be written.
-    pub observed: Arc<Observed>,
+    pub observed: Arc<Observations>,
 }
 
 /// How the API server is reached.

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_uint, c_ulong};
 
-use gantry_topology::{GpuUuid, PathClass, PcieAddress};
+use gantry_topology::{GpuUuid, PathClass, PcieAddress, PeerStatus};
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError as WrapperError;
@@ -10,7 +10,7 @@ use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper_sys::bindings as sys;
 use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 
-use super::{Code, Nvml, NvmlError};
+use super::{Code, Mig, Nvml, NvmlError, Telemetry};
 
 /// Name and function pointer of a raw call, or the error that the library lacks it.
 macro_rules! symbol {
@@ -236,7 +236,17 @@ impl<'nvml> Device<'nvml> {
     }
 }
 
-impl Device<'_> {
+impl<'nvml> Device<'nvml> {
+    /// The readings of this GPU.
+    pub const fn telemetry(self) -> Telemetry<'nvml> {
+        Telemetry(self)
+    }
+
+    /// The MIG layout of this GPU.
+    pub const fn mig(self) -> Mig<'nvml> {
+        Mig(self)
+    }
+
     /// NVML's index.
     pub fn index(&self) -> u32 {
         self.index
@@ -260,6 +270,14 @@ impl Device<'_> {
         let call = "nvmlDeviceGetPciInfo_v3";
         let bus_id = self.call(call, |device| device.pci_info())?.bus_id;
         bus_id.parse().map_err(|_| self.unexpected(call, bus_id, "PCIe address"))
+    }
+
+    /// The PCI device id with that of the vendor, such as `0x20B010DE`.
+    ///
+    /// # Errors
+    /// The code that NVML returned.
+    pub fn pci_id(&self) -> Result<u32, NvmlError> {
+        Ok(self.call("nvmlDeviceGetPciInfo_v3", |device| device.pci_info())?.pci_device_id)
     }
 
     /// Product name.
@@ -347,6 +365,31 @@ impl Device<'_> {
             sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_SYSTEM => Some(PathClass::Sys),
             _ => None,
         })
+    }
+
+    /// Why this GPU and `other` have no peer-to-peer access; `None` if they have, or if NVML does not know.
+    pub fn peer_refusal(&self, other: Device<'_>) -> Result<Option<PeerStatus>, NvmlError> {
+        let (name, function) = symbol!(self.nvml, nvmlDeviceGetP2PStatus)?;
+        for access in [
+            sys::nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_READ,
+            sys::nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_WRITE,
+        ] {
+            let mut status = sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_UNKNOWN;
+            // SAFETY: both handles came from a live NVML; the out-pointer is a local of the declared type.
+            check(name, Some(self.index), unsafe {
+                function(self.handle, other.handle, access, &raw mut status)
+            })?;
+            let refusal = match status {
+                sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED => PeerStatus::Chipset,
+                sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_GPU_NOT_SUPPORTED => PeerStatus::Gpu,
+                sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED => PeerStatus::Topology,
+                sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_DISABLED_BY_REGKEY => PeerStatus::Disabled,
+                sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED => PeerStatus::NotSupported,
+                _ => continue,
+            };
+            return Ok(Some(refusal));
+        }
+        Ok(None)
     }
 
     /// Registration with the NVLink fabric, and the position in a multi-node domain once it is completed.

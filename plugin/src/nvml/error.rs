@@ -24,7 +24,7 @@ pub enum NvmlError {
     #[error("{call} is missing from the NVML library; the driver is older than the call")]
     Missing { call: &'static str },
     /// A call failed.
-    #[error("{call}{} failed: {code}{}", OnGpu(*.gpu), Advice(call, *.code))]
+    #[error("{call}{} failed: {code}{}", GpuSuffix(*.gpu), Advice(call, *.code))]
     Call {
         call: &'static str,
         /// Index of the GPU it was about, if it was about one.
@@ -33,7 +33,7 @@ pub enum NvmlError {
         code: Code,
     },
     /// A call succeeded with an unexpected value.
-    #[error("{call}{} returned {returned:?}, expected {expected}", OnGpu(*.gpu))]
+    #[error("{call}{} returned {returned:?}, expected {expected}", GpuSuffix(*.gpu))]
     Unexpected {
         call: &'static str,
         /// Index of the GPU.
@@ -228,9 +228,9 @@ impl fmt::Display for Code {
 }
 
 /// ` on GPU 3`, or nothing.
-struct OnGpu(Option<u32>);
+struct GpuSuffix(Option<u32>);
 
-impl fmt::Display for OnGpu {
+impl fmt::Display for GpuSuffix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(index) => write!(f, " on GPU {index}"),

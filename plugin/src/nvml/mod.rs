@@ -5,7 +5,6 @@
 //! a comment gives the reason. The error of a call is the code that NVML returned.
 #![allow(unsafe_code)]
 
-mod condition;
 mod device;
 mod error;
 mod events;
@@ -29,8 +28,8 @@ pub use device::{RecoveryAction, RemappedRows};
 pub use error::{Code, NvmlError};
 pub use events::{Event, EventKind, EventSet};
 pub use instances::{ComputeInstance, GpuInstance};
-pub use mig::{InstanceInfo, MigDevice, MigIds, MigMode, Placement};
-pub use telemetry::{EccSpan, FieldValue, MemoryUse, ProfileSample, Profiled};
+pub use mig::{InstanceInfo, Mig, MigDevice, MigIds, MigMode, Placement};
+pub use telemetry::{EccSpan, FieldValue, MemoryUse, ProfileSample, ProfilingMetric, Telemetry};
 pub use trace::{CallTrace, TracedCall};
 
 use device::wrapped;

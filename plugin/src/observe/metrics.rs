@@ -467,10 +467,10 @@ fn labels(resource: &ResourceName, outcome: &'static str) -> Outcome {
 
 /// The devices that containers hold, from PodResources: at most as many series as devices; series of a pod end with it.
 #[derive(Debug, Default)]
-struct Holders(Mutex<Known>);
+struct Holders(Mutex<HolderFacts>);
 
 #[derive(Debug, Clone)]
-struct Known {
+struct HolderFacts {
     listing: Arc<Listing>,
     machine: Arc<Machine>,
     /// UUID of the physical GPU of each GPU and MIG device, by its own UUID.
@@ -492,13 +492,13 @@ struct ByContainer {
     container: String,
 }
 
-impl Default for Known {
+impl Default for HolderFacts {
     fn default() -> Self {
         Self { listing: Arc::default(), machine: Inventory::starting().machine, gpus: Arc::default() }
     }
 }
 
-impl Known {
+impl HolderFacts {
     /// Calls `found` with the number of devices of each holding on each GPU.
     fn count(&self, mut found: impl FnMut(&Holding, &str, i64)) {
         for (holding, devices) in &self.listing.0 {
@@ -558,11 +558,11 @@ impl Holders {
     }
 
     /// Locked only to be copied: a scrape must not delay the responses to kubelet.
-    fn known(&self) -> Known {
+    fn known(&self) -> HolderFacts {
         self.lock().clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, HolderFacts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -571,13 +571,13 @@ impl Holders {
 mod tests {
     use std::sync::Arc;
 
-    use gantry_config::{Config, Replicated, Selector, SharedOf, TimeSlicing};
+    use gantry_config::{Config, ReplicatedDevices, ReplicatedResource, Selector, TimeSlicing};
     use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
     use tokio::sync::watch;
 
     use crate::handover::{Holding, Listing};
     use crate::inventory::{Hardware, Inventory};
-    use crate::observe::Observed;
+    use crate::observe::Observations;
     use crate::offer::offer;
 
     #[test]
@@ -594,7 +594,7 @@ mod tests {
             ..MachineParts::default()
         };
         let hardware = Hardware::of(Arc::new(Machine::new(parts).unwrap()));
-        let observed = Observed::default();
+        let observed = Observations::default();
         observed.inventory(&shared(&hardware));
         let holding = |resource: &str| Holding {
             namespace: "ml".into(),
@@ -610,7 +610,7 @@ mod tests {
             ]
             .into(),
         ));
-        let lines = |observed: &Observed| {
+        let lines = |observed: &Observations| {
             let text = observed.metrics().text().unwrap();
             let lines = text.lines();
             let mut lines: Vec<String> = lines
@@ -644,10 +644,10 @@ mod tests {
     }
 
     fn shared(hardware: &Hardware) -> Inventory {
-        let replicated = Replicated {
+        let replicated = ReplicatedResource {
             name: "nvidia.com/gpu".into(),
             rename: Some("nvidia.com/gpu.shared".into()),
-            devices: SharedOf::All,
+            devices: ReplicatedDevices::All,
             replicas: 4,
         };
         let config = Config {

@@ -31,7 +31,7 @@ pub(crate) use unhealthy::follow_health;
 
 /// All counters and readiness, shared by the tasks.
 #[derive(Debug, Default)]
-pub struct Observed {
+pub struct Observations {
     metrics: Metrics,
     readiness: watch::Sender<Readiness>,
 }
@@ -209,7 +209,7 @@ impl Readiness {
     }
 }
 
-impl Observed {
+impl Observations {
     /// Sets the Xid counts; called once before anything is served.
     pub fn count_xids(&self, counts: XidCounts) {
         self.metrics.xids(counts);
@@ -259,7 +259,7 @@ impl Observed {
         self.readiness.borrow().cluster == Some(false)
     }
 
-    /// Waits until [`Observed::is_cluster_lost`].
+    /// Waits until [`Observations::is_cluster_lost`].
     pub async fn cluster_lost(&self) {
         // It ends with its sender, which is in `self`.
         let _ = self.changes().wait_for(|now| now.cluster == Some(false)).await;
@@ -464,7 +464,7 @@ fn nothing_served(inventory: &Inventory) -> String {
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Serves on `address` until `shutdown`. An address that is in use is tried again: serving GPUs matters more than metrics.
-pub async fn serve(address: SocketAddr, observed: Arc<Observed>, shutdown: CancellationToken) {
+pub async fn serve(address: SocketAddr, observed: Arc<Observations>, shutdown: CancellationToken) {
     let mut warned = false;
     let listener = loop {
         match listen::bind(address) {
@@ -484,7 +484,7 @@ pub async fn serve(address: SocketAddr, observed: Arc<Observed>, shutdown: Cance
     http::serve(listener, router(&observed), &shutdown).await;
 }
 
-fn router(observed: &Arc<Observed>) -> Router {
+fn router(observed: &Arc<Observations>) -> Router {
     let probe = |report: fn(&Readiness) -> Result<String, String>| {
         let observed = Arc::clone(observed);
         move || report(&observed.readiness())

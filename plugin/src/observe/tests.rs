@@ -33,7 +33,7 @@ fn all_gpus_left_out_gives_reason() {
             ..MachineParts::default()
         };
         let hardware = Hardware::of(Arc::new(Machine::new(parts).unwrap()));
-        let observed = Observed::default();
+        let observed = Observations::default();
         observed.inventory(&offer(&hardware, config));
         observed.readiness().missing().remove(0)
     };
@@ -64,7 +64,7 @@ fn readiness_needs_devices_and_registration() {
 fn invalid_config_degrades_missing_config_is_not_ready() {
     let report =
         |loads, problem: Option<&str>| Report { loads, problem: problem.map(Arc::from), ..Report::default() };
-    let observed = Observed::default();
+    let observed = Observations::default();
     observed.registered(&"nvidia.com/gpu".into());
     let stands = |report: &Report| {
         observed.config(report);
@@ -84,7 +84,7 @@ fn invalid_config_degrades_missing_config_is_not_ready() {
 
 #[test]
 fn service_without_registration_counts_none() {
-    let observed = Observed::default();
+    let observed = Observations::default();
     observed.served(&"nvidia.com/gpu".into());
     assert!(!observed.metrics().text().unwrap().contains("gantry_plugin_registrations_total{"));
     observed.registered(&"nvidia.com/gpu".into());
@@ -99,7 +99,7 @@ fn service_without_registration_counts_none() {
 
 #[test]
 fn configurations_are_counted() {
-    let observed = Observed::default();
+    let observed = Observations::default();
     let (_reporter, reports) =
         watch::channel(Report { loads: 3, failures: 2, problem: Some("x".into()), ..Report::default() });
     observed.count_configurations(reports);
@@ -115,7 +115,7 @@ fn configurations_are_counted() {
 
 #[test]
 fn xids_are_counted_by_gpu() {
-    let observed = Observed::default();
+    let observed = Observations::default();
     let counts = XidCounts::default();
     observed.count_xids(counts.clone());
     let gpu = "GPU-0badcafe".parse().unwrap();

@@ -8,7 +8,7 @@ use gantry_api::DeviceId;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::Observed;
+use super::Observations;
 use crate::health::GpuName;
 use crate::inventory::{Device, Diagnoses, Diagnosis, Inventory, State};
 
@@ -90,7 +90,7 @@ fn listed<T: std::fmt::Display>(all: impl ExactSizeIterator<Item = T>) -> String
 pub(crate) async fn follow_health(
     mut offered: watch::Receiver<Arc<Inventory>>,
     diagnoses: Diagnoses,
-    observed: Arc<Observed>,
+    observed: Arc<Observations>,
     shutdown: CancellationToken,
 ) {
     let mut diagnosis = diagnoses.diagnosis();

@@ -18,11 +18,11 @@ use gantry_config::{Config, SharedDevices};
 
 pub(crate) use selection::leaves;
 
-use naming::Naming;
+use naming::UnitNames;
 use selection::Selection;
 
 /// A unit and its resource before sharing.
-struct Named<'h> {
+struct NamedUnit<'h> {
     gpu: &'h Gpu,
     unit: &'h Unit,
     resource: ResourceName,
@@ -60,14 +60,18 @@ pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
         }
         candidates.push((gpu, units));
     }
-    let naming = Naming::new(config, &hardware.mig_unknown, &candidates, &mut problems);
+    let naming = UnitNames::new(config, &hardware.mig_unknown, &candidates, &mut problems);
     let mut named = Vec::new();
     for (gpu, units) in candidates {
         if let Err(reason) = naming.serves(gpu, &units) {
             excluded.insert(ExcludedGpu { gpu: gpu.index, reason });
             continue;
         }
-        named.extend(units.into_iter().map(|unit| Named { gpu, unit, resource: naming.resource(gpu, unit) }));
+        named.extend(units.into_iter().map(|unit| NamedUnit {
+            gpu,
+            unit,
+            resource: naming.resource(gpu, unit),
+        }));
     }
     let devices = sharing::devices(&named, config.time_slicing.as_ref(), &mut problems);
     Inventory {

@@ -11,7 +11,7 @@ use crate::inventory::Unit;
 use gantry_config::{Config, MigStrategy, ResourcePattern, spelled};
 
 /// The names of units on this node.
-pub(super) struct Naming<'c> {
+pub(super) struct UnitNames<'c> {
     config: &'c Config,
     /// GPUs with unknown MIG devices.
     mig_unknown: &'c BTreeSet<u8>,
@@ -31,7 +31,7 @@ enum Kind {
 const NO_INSTANCES: &str = "MIG is on and no MIG device is visible: if nvidia-smi -L on the node shows some, label the node gantry.dev/mig=true (manifests/plugin-mig.yaml), because this process may lack the right to see them; otherwise create some (nvidia-smi mig -cgi), or turn MIG off";
 const UNKNOWN_INSTANCES: &str = "MIG is on, and NVML does not report the MIG devices: label the node gantry.dev/mig=true (manifests/plugin-mig.yaml) if this process lacks the right; the log has the error of NVML";
 
-impl<'c> Naming<'c> {
+impl<'c> UnitNames<'c> {
     /// Names by `config` for the units that may be served. Patterns that match nothing go to `problems`.
     pub(super) fn new(
         config: &'c Config,

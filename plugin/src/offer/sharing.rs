@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_api::{DeviceHealth, DeviceId, ResourceName};
 
-use super::Named;
+use super::NamedUnit;
 use crate::inventory::Device;
-use gantry_config::{DeviceRef, MOST_DEVICES, Replicated, SharedOf, TimeSlicing};
+use gantry_config::{DeviceRef, MOST_DEVICES, ReplicatedDevices, ReplicatedResource, TimeSlicing};
 
 /// Why replicas of a GPU are unhealthy that one process at a time may use, as NVIDIA's MPS leaves it.
 const EXCLUSIVE: &str = "compute mode EXCLUSIVE_PROCESS: a second container could not use CUDA on the shared GPU; run nvidia-smi -c DEFAULT";
@@ -14,14 +14,14 @@ const EXCLUSIVE: &str = "compute mode EXCLUSIVE_PROCESS: a second container coul
 /// The devices of all units. The first entry that names a unit counts. Devices of an entry that are missing or shared already go to
 /// `problems`.
 pub(super) fn devices(
-    units: &[Named<'_>],
+    units: &[NamedUnit<'_>],
     slicing: Option<&TimeSlicing>,
     problems: &mut Vec<String>,
 ) -> Vec<Device> {
     let entries = slicing.map_or(&[][..], |slicing| &slicing.resources);
     let rename_by_default = slicing.is_some_and(|slicing| slicing.rename_by_default);
     // The entry that shares each unit.
-    let mut shared: Vec<Option<&Replicated>> = vec![None; units.len()];
+    let mut shared: Vec<Option<&ReplicatedResource>> = vec![None; units.len()];
     for (position, entry) in entries.iter().enumerate() {
         let mut report = |problem: String| {
             problems.push(format!("sharing.timeSlicing.resources[{position}] ({}): {problem}", entry.name));
@@ -33,8 +33,8 @@ pub(super) fn devices(
             continue;
         }
         let here: Vec<usize> = match &entry.devices {
-            SharedOf::All | SharedOf::Count(_) => of_resource,
-            SharedOf::Listed(list) => {
+            ReplicatedDevices::All | ReplicatedDevices::Count(_) => of_resource,
+            ReplicatedDevices::Listed(list) => {
                 for device in list {
                     if !of_resource.iter().any(|unit| means(device, &units[*unit])) {
                         report(format!("none of its devices here is {device}"));
@@ -46,10 +46,10 @@ pub(super) fn devices(
         };
         let open = here.iter().copied().filter(|unit| shared[*unit].is_none());
         let meant: Vec<usize> = match entry.devices {
-            SharedOf::All | SharedOf::Listed(_) => open.collect(),
-            SharedOf::Count(count) => open.take(usize::from(count)).collect(),
+            ReplicatedDevices::All | ReplicatedDevices::Listed(_) => open.collect(),
+            ReplicatedDevices::Count(count) => open.take(usize::from(count)).collect(),
         };
-        if let SharedOf::Count(count) = entry.devices
+        if let ReplicatedDevices::Count(count) = entry.devices
             && meant.len() < usize::from(count)
         {
             report(format!("{count} devices are to be shared, {} are there", meant.len()));
@@ -85,7 +85,7 @@ pub(super) fn devices(
 }
 
 /// The resource of an entry's devices.
-fn renamed(entry: &Replicated, by_default: bool) -> ResourceName {
+fn renamed(entry: &ReplicatedResource, by_default: bool) -> ResourceName {
     match &entry.rename {
         Some(name) => name.clone(),
         None if by_default => format!("{}.shared", entry.name).into(),
@@ -93,7 +93,7 @@ fn renamed(entry: &Replicated, by_default: bool) -> ResourceName {
     }
 }
 
-fn device(named: &Named<'_>, resource: ResourceName, replica: Option<u16>) -> Device {
+fn device(named: &NamedUnit<'_>, resource: ResourceName, replica: Option<u16>) -> Device {
     let unit = named.unit;
     Device {
         id: match replica {
@@ -118,7 +118,7 @@ fn device(named: &Named<'_>, resource: ResourceName, replica: Option<u16>) -> De
 }
 
 /// Whether a configuration means this unit. A GPU's index or UUID means all of its MIG devices too.
-fn means(device: &DeviceRef, named: &Named<'_>) -> bool {
+fn means(device: &DeviceRef, named: &NamedUnit<'_>) -> bool {
     match device {
         DeviceRef::Gpu(gpu) => named.gpu.index == *gpu,
         DeviceRef::Mig(gpu, index) => {

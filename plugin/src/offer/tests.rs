@@ -14,7 +14,7 @@ use gantry_topology::{ComputeInstance, Gpu, GpuInstance, Machine, MachineParts, 
 
 use super::*;
 use crate::inventory::units;
-use gantry_config::{MigStrategy, Replicated, SharedOf, TimeSlicing};
+use gantry_config::{MigStrategy, ReplicatedDevices, ReplicatedResource, TimeSlicing};
 
 /// A GPU of a test: its model and MIG devices.
 #[derive(Debug, Clone)]
@@ -91,7 +91,7 @@ fn with(strategy: MigStrategy) -> Config {
     Config { mig_strategy: strategy, ..Config::default() }
 }
 
-fn sharing(resources: Vec<Replicated>) -> Config {
+fn sharing(resources: Vec<ReplicatedResource>) -> Config {
     Config {
         mig_strategy: MigStrategy::Mixed,
         time_slicing: Some(TimeSlicing {
@@ -103,8 +103,8 @@ fn sharing(resources: Vec<Replicated>) -> Config {
     }
 }
 
-fn share(name: &str, devices: SharedOf, replicas: u16, rename: Option<&str>) -> Replicated {
-    Replicated { name: name.into(), rename: rename.map(Into::into), devices, replicas }
+fn share(name: &str, devices: ReplicatedDevices, replicas: u16, rename: Option<&str>) -> ReplicatedResource {
+    ReplicatedResource { name: name.into(), rename: rename.map(Into::into), devices, replicas }
 }
 
 /// Resources with their device IDs.

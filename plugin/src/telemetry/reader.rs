@@ -6,7 +6,7 @@ use std::time::Instant;
 use gantry_topology::GpuUuid;
 
 use super::field::{Field, Values};
-use crate::nvml::{Device, EccSpan, FieldValue, MemoryUse, Nvml, NvmlError, ProfileSample, Profiled};
+use crate::nvml::{Device, EccSpan, FieldValue, MemoryUse, Nvml, NvmlError, ProfileSample, ProfilingMetric};
 
 const MIB: f64 = 1_048_576.0;
 
@@ -54,21 +54,22 @@ impl<'nvml> Reader<'nvml> {
         let uuid = device.uuid()?;
         let mut gpu = Values::default();
         self.read_board(device, &mut gpu)?;
-        let is_profiled = optional(device.is_profiled())?.unwrap_or(false);
-        let is_mig = optional(device.mig_mode())?.is_some_and(|mode| mode.current);
+        let telemetry = device.telemetry();
+        let is_profiled = optional(telemetry.is_profiled())?.unwrap_or(false);
+        let is_mig = optional(device.mig().mode())?.is_some_and(|mode| mode.current);
         if is_profiled {
             self.read_profile(device, None, &mut gpu)?;
         }
         // Before Hopper, in the first reading, and where MIG mode has profiling counters of GPU instances only.
         if gpu.get(Field::PcieSent).is_none()
-            && let Some((sent, received)) = optional(device.pcie_traffic())?
+            && let Some((sent, received)) = optional(telemetry.pcie_traffic())?
         {
             gpu.set(Field::PcieSent, f64::from(sent) * 1000.0);
             gpu.set(Field::PcieReceived, f64::from(received) * 1000.0);
         }
         set_device_traffic(&mut gpu);
         let mut instances: BTreeMap<u32, Values> = BTreeMap::new();
-        for slice in if is_mig { optional(device.mig_devices())?.unwrap_or_default() } else { Vec::new() } {
+        for slice in if is_mig { optional(device.mig().devices())?.unwrap_or_default() } else { Vec::new() } {
             let Some(ids) = optional(slice.ids())? else { continue };
             // The compute instances of a GPU instance share its memory and its counters.
             if instances.contains_key(&ids.gpu_instance) {
@@ -88,27 +89,28 @@ impl<'nvml> Reader<'nvml> {
     }
 
     fn read_board(&mut self, device: Device<'_>, values: &mut Values) -> Result<(), NvmlError> {
-        if let Some((gpu, memory)) = optional(device.load())? {
+        let telemetry = device.telemetry();
+        if let Some((gpu, memory)) = optional(telemetry.load())? {
             values.set(Field::GpuLoad, f64::from(gpu));
             values.set(Field::MemoryLoad, f64::from(memory));
         }
-        values.set(Field::EncoderLoad, optional(device.encoder_load())?.map(f64::from));
-        values.set(Field::DecoderLoad, optional(device.decoder_load())?.map(f64::from));
-        set_memory(values, optional(device.memory_use())?);
-        values.set(Field::Celsius, optional(device.celsius())?.map(f64::from));
-        values.set(Field::Watts, optional(device.milliwatts())?.map(|power| f64::from(power) / 1000.0));
-        let limit = optional(device.milliwatt_limit())?;
+        values.set(Field::EncoderLoad, optional(telemetry.encoder_load())?.map(f64::from));
+        values.set(Field::DecoderLoad, optional(telemetry.decoder_load())?.map(f64::from));
+        set_memory(values, optional(telemetry.memory_use())?);
+        values.set(Field::Celsius, optional(telemetry.celsius())?.map(f64::from));
+        values.set(Field::Watts, optional(telemetry.milliwatts())?.map(|power| f64::from(power) / 1000.0));
+        let limit = optional(telemetry.milliwatt_limit())?;
         values.set(Field::WattLimit, limit.map(|limit| f64::from(limit) / 1000.0));
-        values.set(Field::Millijoules, optional(device.millijoules())?.map(|energy| energy as f64));
-        values.set(Field::SmClock, optional(device.sm_clock())?.map(f64::from));
-        values.set(Field::MemoryClock, optional(device.memory_clock())?.map(f64::from));
-        values.set(Field::ClockReasons, optional(device.clock_reasons())?.map(|bits| bits as f64));
-        values.set(Field::PcieReplays, optional(device.pcie_replays())?.map(f64::from));
+        values.set(Field::Millijoules, optional(telemetry.millijoules())?.map(|energy| energy as f64));
+        values.set(Field::SmClock, optional(telemetry.sm_clock())?.map(f64::from));
+        values.set(Field::MemoryClock, optional(telemetry.memory_clock())?.map(f64::from));
+        values.set(Field::ClockReasons, optional(telemetry.clock_reasons())?.map(|bits| bits as f64));
+        values.set(Field::PcieReplays, optional(telemetry.pcie_replays())?.map(f64::from));
         for (span, corrected, uncorrected) in [
             (EccSpan::Volatile, Field::CorrectedVolatile, Field::UncorrectedVolatile),
             (EccSpan::Aggregate, Field::CorrectedAggregate, Field::UncorrectedAggregate),
         ] {
-            let errors = optional(device.ecc_errors(span))?;
+            let errors = optional(telemetry.ecc_errors(span))?;
             values.set(corrected, errors.map(|(count, _)| count as f64));
             values.set(uncorrected, errors.map(|(_, count)| count as f64));
         }
@@ -116,12 +118,12 @@ impl<'nvml> Reader<'nvml> {
             values.set(Field::RemappedCorrected, f64::from(rows.corrected));
             values.set(Field::RemappedUncorrected, f64::from(rows.uncorrected));
             values.set(Field::RemapFailure, f64::from(u8::from(rows.failed)));
-        } else if let Some((corrected, uncorrected, pending)) = optional(device.retired_pages())? {
+        } else if let Some((corrected, uncorrected, pending)) = optional(telemetry.retired_pages())? {
             values.set(Field::RetiredCorrected, corrected as f64);
             values.set(Field::RetiredUncorrected, uncorrected as f64);
             values.set(Field::RetirementPending, f64::from(u8::from(pending)));
         }
-        if let Some(fields) = optional(device.field_values())? {
+        if let Some(fields) = optional(telemetry.field_values())? {
             self.set_fields(device.index(), fields, values);
         }
         Ok(())
@@ -167,7 +169,7 @@ impl<'nvml> Reader<'nvml> {
     ) -> Result<(), NvmlError> {
         let key = (device.index(), instance);
         // A GPU in MIG mode may have counters of its instances only.
-        let Some(sample) = optional(device.profile(instance))? else {
+        let Some(sample) = optional(device.telemetry().profile(instance))? else {
             self.profiles.remove(&key);
             return Ok(());
         };
@@ -176,21 +178,21 @@ impl<'nvml> Reader<'nvml> {
             None => None,
         };
         self.profiles.insert(key, sample);
-        for (metric, value) in Profiled::ALL.into_iter().zip(metrics.into_iter().flatten()) {
+        for (metric, value) in ProfilingMetric::ALL.into_iter().zip(metrics.into_iter().flatten()) {
             let Some(value) = value else { continue };
             let (field, value) = match metric {
-                Profiled::GraphicsActive => (Field::GraphicsActive, value / 100.0),
-                Profiled::SmActive => (Field::SmActive, value / 100.0),
-                Profiled::SmOccupancy => (Field::SmOccupancy, value / 100.0),
-                Profiled::TensorActive => (Field::TensorActive, value / 100.0),
-                Profiled::DramActive => (Field::DramActive, value / 100.0),
-                Profiled::Fp64Active => (Field::Fp64Active, value / 100.0),
-                Profiled::Fp32Active => (Field::Fp32Active, value / 100.0),
-                Profiled::Fp16Active => (Field::Fp16Active, value / 100.0),
-                Profiled::PcieSent => (Field::PcieSent, value * MIB),
-                Profiled::PcieReceived => (Field::PcieReceived, value * MIB),
-                Profiled::NvLinkSent => (Field::NvLinkSent, value * MIB),
-                Profiled::NvLinkReceived => (Field::NvLinkReceived, value * MIB),
+                ProfilingMetric::GraphicsActive => (Field::GraphicsActive, value / 100.0),
+                ProfilingMetric::SmActive => (Field::SmActive, value / 100.0),
+                ProfilingMetric::SmOccupancy => (Field::SmOccupancy, value / 100.0),
+                ProfilingMetric::TensorActive => (Field::TensorActive, value / 100.0),
+                ProfilingMetric::DramActive => (Field::DramActive, value / 100.0),
+                ProfilingMetric::Fp64Active => (Field::Fp64Active, value / 100.0),
+                ProfilingMetric::Fp32Active => (Field::Fp32Active, value / 100.0),
+                ProfilingMetric::Fp16Active => (Field::Fp16Active, value / 100.0),
+                ProfilingMetric::PcieSent => (Field::PcieSent, value * MIB),
+                ProfilingMetric::PcieReceived => (Field::PcieReceived, value * MIB),
+                ProfilingMetric::NvLinkSent => (Field::NvLinkSent, value * MIB),
+                ProfilingMetric::NvLinkReceived => (Field::NvLinkReceived, value * MIB),
             };
             values.set(field, value);
         }

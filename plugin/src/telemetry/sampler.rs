@@ -55,10 +55,10 @@ pub struct SamplerSource {
 
 /// The last samples. Clones share them.
 #[derive(Debug, Clone)]
-pub struct Samples(Arc<Shared>);
+pub struct Samples(Arc<SharedSamples>);
 
 #[derive(Debug)]
-struct Shared {
+struct SharedSamples {
     timing: SamplerTiming,
     state: Mutex<State>,
     stopped: Condvar,
@@ -68,7 +68,7 @@ struct Shared {
 struct State {
     samples: BTreeMap<GpuUuid, GpuSample>,
     /// GPUs that are being read, by NVML index.
-    reading: BTreeMap<u32, Reading>,
+    reading: BTreeMap<u32, RunningReading>,
     /// Number of the thread that reads; earlier ones end as soon as their call returns.
     thread: u64,
     stop: bool,
@@ -77,7 +77,7 @@ struct State {
 }
 
 #[derive(Debug, Clone)]
-struct Reading {
+struct RunningReading {
     since: Instant,
     thread: u64,
     call: CallTrace,
@@ -85,7 +85,7 @@ struct Reading {
 
 impl Samples {
     pub fn new(timing: SamplerTiming) -> Self {
-        Self(Arc::new(Shared { timing, state: Mutex::default(), stopped: Condvar::new() }))
+        Self(Arc::new(SharedSamples { timing, state: Mutex::default(), stopped: Condvar::new() }))
     }
 
     /// The present samples, in the order of NVML's indices. A GPU that does not respond has none.
@@ -210,7 +210,7 @@ impl Samples {
         if state.reading.contains_key(&index) {
             return false;
         }
-        state.reading.insert(index, Reading { since: Instant::now(), thread, call: call.clone() });
+        state.reading.insert(index, RunningReading { since: Instant::now(), thread, call: call.clone() });
         true
     }
 

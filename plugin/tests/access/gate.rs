@@ -12,7 +12,7 @@ use gantry_plugin::allocate::{Access, Responder};
 use gantry_plugin::cdi::{Channels, Class, Kind, Writer};
 use gantry_plugin::inventory::{Device, Inventory, State};
 use gantry_plugin::nccl::TopologyFiles;
-use gantry_plugin::observe::Observed;
+use gantry_plugin::observe::Observations;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -27,7 +27,7 @@ pub(super) struct Gate {
     pub(super) config: watch::Sender<Arc<Config>>,
     passed: watch::Receiver<Arc<Inventory>>,
     pub(super) access: watch::Receiver<Arc<Access>>,
-    observed: Arc<Observed>,
+    observed: Arc<Observations>,
     shutdown: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -48,7 +48,7 @@ impl Gate {
         let at_start = Access::at_start(&config, &root.path().join("dev")).unwrap();
         let (access_sender, access) = watch::channel(Arc::new(at_start));
         let config = watch::Sender::new(config);
-        let (observed, shutdown) = (Arc::new(Observed::default()), CancellationToken::new());
+        let (observed, shutdown) = (Arc::new(Observations::default()), CancellationToken::new());
         let channels = Channels {
             inventory: inventory.subscribe(),
             config: config.subscribe(),

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::GpuFault;
-use gantry_config::{Config, Replicated, SharedOf, TimeSlicing};
+use gantry_config::{Config, ReplicatedDevices, ReplicatedResource, TimeSlicing};
 use gantry_plugin::health::{HealthChecks, Proof};
 use gantry_plugin::inventory::{Diagnosis, Hardware, NvmlThread, Settings, State, Timing};
 use gantry_plugin::offer;
@@ -160,10 +160,10 @@ fn shared_by_four() -> Config {
         time_slicing: Some(TimeSlicing {
             rename_by_default: false,
             fail_requests_greater_than_one: false,
-            resources: vec![Replicated {
+            resources: vec![ReplicatedResource {
                 name: "nvidia.com/gpu".into(),
                 rename: None,
-                devices: SharedOf::All,
+                devices: ReplicatedDevices::All,
                 replicas: 4,
             }],
         }),

@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use gantry_api::{DeviceHealth, DeviceId, ResourceName};
-use gantry_config::{Config, MigStrategy, Replicated, SharedOf, TimeSlicing};
+use gantry_config::{Config, MigStrategy, ReplicatedDevices, ReplicatedResource, TimeSlicing};
 use gantry_plugin::inventory::{Device, Hardware, Inventory, Slice};
 use gantry_plugin::labels::{Facts, Host, Labels, labels};
 use gantry_plugin::offer::offer;
@@ -158,10 +158,10 @@ fn shared(replicas: u16) -> Config {
         time_slicing: Some(TimeSlicing {
             rename_by_default: false,
             fail_requests_greater_than_one: false,
-            resources: vec![Replicated {
+            resources: vec![ReplicatedResource {
                 name: "nvidia.com/gpu".into(),
                 rename: None,
-                devices: SharedOf::All,
+                devices: ReplicatedDevices::All,
                 replicas,
             }],
         }),

@@ -3,14 +3,14 @@
 
 use std::path::{Path, PathBuf};
 
-use gantry_nvml_sim::{Installed, install, install_text};
+use gantry_nvml_sim::{InstalledMachine, install, install_text};
 use gantry_plugin::Args;
 use gantry_plugin::discover::NvmlOptions;
 use gantry_topology::Machine;
 
 /// An installed machine; its folder is removed with it.
 pub(crate) struct Sim {
-    pub(crate) installed: Installed,
+    pub(crate) installed: InstalledMachine,
     _folder: tempfile::TempDir,
 }
 

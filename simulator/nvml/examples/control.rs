@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
-use gantry_nvml_sim::control::{ComputeMode, Controller, FabricState, FabricStep, Reported};
+use gantry_nvml_sim::control::{ComputeMode, Controller, FabricState, FabricStep, ReportedFacts};
 use gantry_nvml_sim::install;
 
 /// Installs and changes simulated machines.
@@ -306,7 +306,8 @@ fn apply(controller: &Controller, change: Change) -> anyhow::Result<()> {
             },
         )?,
         Change::Report { gpu, uuid, name, minor, memory_mib } => {
-            controller.update_gpu(gpu, |gpu| gpu.reported = Reported { uuid, name, minor, memory_mib })?;
+            controller
+                .update_gpu(gpu, |gpu| gpu.reported = ReportedFacts { uuid, name, minor, memory_mib })?;
         }
         Change::DriverVersion { version } => controller.update(|state| state.driver.version = version)?,
         Change::Slow { name, milliseconds } => {

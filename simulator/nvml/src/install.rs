@@ -50,7 +50,7 @@ pub enum InstallError {
 }
 
 /// A simulated machine with all that goes with it, ready for clients.
-pub struct Installed {
+pub struct InstalledMachine {
     /// The library to load.
     pub library: PathBuf,
     /// The machine file it reads.
@@ -64,7 +64,7 @@ pub struct Installed {
 }
 
 /// A simulated machine without the entries beside NVML.
-pub struct Placed {
+pub struct PlacedMachine {
     /// The library to load.
     pub library: PathBuf,
     /// The machine file it reads.
@@ -80,7 +80,7 @@ pub struct Placed {
 ///
 /// # Errors
 /// When the library cannot be found, the machine file is wrong, or the folder cannot be written.
-pub fn install(machine_file: &Path, folder: &Path) -> Result<Installed, InstallError> {
+pub fn install(machine_file: &Path, folder: &Path) -> Result<InstalledMachine, InstallError> {
     let text = std::fs::read_to_string(machine_file).map_err(|source| InstallError::File {
         action: "read",
         path: machine_file.to_owned(),
@@ -90,7 +90,7 @@ pub fn install(machine_file: &Path, folder: &Path) -> Result<Installed, InstallE
 }
 
 /// As [`install`], from the text of a machine file; `origin` names it in errors.
-pub fn install_text(text: &str, origin: &Path, folder: &Path) -> Result<Installed, InstallError> {
+pub fn install_text(text: &str, origin: &Path, folder: &Path) -> Result<InstalledMachine, InstallError> {
     let placed = place(text, origin, folder)?;
     let root = folder.join(ROOT_FOLDER);
     let layout = companion::lay_down(&placed.facts, &root)?;
@@ -98,7 +98,7 @@ pub fn install_text(text: &str, origin: &Path, folder: &Path) -> Result<Installe
     let state = placed.controller.state()?;
     let layouts: Vec<Option<&Mig>> = placed.facts.gpus.iter().map(|gpu| state.layout(gpu)).collect();
     companion::apply_layouts(&placed.facts, &layouts, &root)?;
-    Ok(Installed {
+    Ok(InstalledMachine {
         library: placed.library,
         machine_file: placed.machine_file,
         facts: placed.facts,
@@ -108,7 +108,7 @@ pub fn install_text(text: &str, origin: &Path, folder: &Path) -> Result<Installe
 }
 
 /// As [`install_text`], but the library and the machine file alone: all that a client of NVML needs.
-pub fn place(text: &str, origin: &Path, folder: &Path) -> Result<Placed, InstallError> {
+pub fn place(text: &str, origin: &Path, folder: &Path) -> Result<PlacedMachine, InstallError> {
     let wrong = |problem: String| InstallError::Machine { path: origin.to_owned(), problem };
     let machine: Machine = serde_saphyr::from_str(text).map_err(|error| wrong(error.to_string()))?;
     let facts = Facts::of(&machine).map_err(|error| wrong(error.to_string()))?;
@@ -127,7 +127,7 @@ pub fn place(text: &str, origin: &Path, folder: &Path) -> Result<Placed, Install
     std::fs::rename(&fresh, &library).map_err(file_error("write", &library))?;
     let machine_file = folder.join(MACHINE_FILE);
     std::fs::write(&machine_file, text).map_err(file_error("write", &machine_file))?;
-    Ok(Placed { library, machine_file, facts, controller: Controller::attach(folder)? })
+    Ok(PlacedMachine { library, machine_file, facts, controller: Controller::attach(folder)? })
 }
 
 /// The built library: where `GANTRY_NVML_SIM` points, else near the current executable.

@@ -25,7 +25,8 @@ mod install;
 mod library;
 
 pub use install::{
-    InstallError, Installed, LIBRARY_NAME, MACHINE_FILE, Placed, install, install_text, library_path, place,
+    InstallError, InstalledMachine, LIBRARY_NAME, MACHINE_FILE, PlacedMachine, install, install_text,
+    library_path, place,
 };
 
 /// The names of NVML's functions, as its header lists them. The position of a name is its slot in the call counters.

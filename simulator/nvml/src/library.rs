@@ -156,17 +156,17 @@ impl Library {
     }
 
     /// Blocks until the set receives an event, for `timeout` at most.
-    pub(crate) fn wait(&self, session: &Session, set: u64, timeout: Duration) -> Waited {
+    pub(crate) fn wait(&self, session: &Session, set: u64, timeout: Duration) -> WaitOutcome {
         let deadline = Instant::now().checked_add(timeout);
         loop {
             // Read before looking, so that a change between the look and the sleep ends the sleep at once.
             let seen = self.block.changes();
             let state = self.state();
             if session.closed() {
-                return Waited::ShutDown;
+                return WaitOutcome::ShutDown;
             }
             if session.cut_off(&state) {
-                return Waited::DriverGone;
+                return WaitOutcome::DriverGone;
             }
             if let Some(outcome) = session.events.next(set, &state) {
                 return outcome;
@@ -174,7 +174,7 @@ impl Library {
             let left =
                 deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
-                return Waited::TimedOut;
+                return WaitOutcome::TimedOut;
             }
             self.block.wait_for_change(seen, left);
         }
@@ -280,7 +280,7 @@ pub(crate) struct Filter {
 
 /// How a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Waited {
+pub(crate) enum WaitOutcome {
     /// Something happened.
     Event(Event),
     /// Nothing happened in time.
@@ -320,20 +320,20 @@ impl Events {
     }
 
     /// The set's next event, if one is there; else why there can be none, if so.
-    fn next(&self, set: u64, state: &State) -> Option<Waited> {
+    fn next(&self, set: u64, state: &State) -> Option<WaitOutcome> {
         let mut sets = held(&self.0);
         let Some(set) = sets.sets.get_mut(&set) else {
-            return Some(Waited::NoSuchSet);
+            return Some(WaitOutcome::NoSuchSet);
         };
         let selected = |event: &&Event| set.filters.iter().any(|filter| filter.selects(event));
         let fresh = state.events.iter().filter(|event| event.number >= set.next);
         if let Some(event) = fresh.clone().find(selected) {
             set.next = event.number + 1;
-            return Some(Waited::Event(*event));
+            return Some(WaitOutcome::Event(*event));
         }
         set.next = set.next.max(state.next_event);
         let lost = |filter: &Filter| state.gpus.get(&filter.gpu).is_some_and(GpuState::unreachable);
-        set.filters.iter().any(lost).then_some(Waited::GpuLost)
+        set.filters.iter().any(lost).then_some(WaitOutcome::GpuLost)
     }
 }
 

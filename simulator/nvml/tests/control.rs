@@ -10,7 +10,7 @@
 
 use std::time::{Duration, Instant};
 
-use gantry_nvml_sim::control::{Controller, Ecc, EventKind, Recovery, Remapped, Rule};
+use gantry_nvml_sim::control::{Controller, Ecc, EventKind, Recovery, RowRemapping, Rule};
 use nvml_wrapper_sys::bindings as sys;
 
 mod common;
@@ -264,7 +264,7 @@ fn health_counters_show_what_was_set() {
         .controller
         .update_gpu(1, |gpu| {
             gpu.ecc = Ecc { volatile_uncorrected: 3, aggregate_corrected: 9, ..Ecc::default() };
-            gpu.remapped = Remapped { uncorrected: 1, pending: true, ..Remapped::default() };
+            gpu.remapped = RowRemapping { uncorrected: 1, pending: true, ..RowRemapping::default() };
             gpu.temperature = Some(88);
         })
         .unwrap();

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 
 use gantry_nvml_sim::control::Process;
 use gantry_nvml_sim::facts::{GpuFacts, Remote};
-use gantry_nvml_sim::{LIBRARY_NAME, Placed, place};
+use gantry_nvml_sim::{LIBRARY_NAME, PlacedMachine, place};
 use gantry_topology::PathClass;
 use gantry_topology::machine::split_profile;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -150,7 +150,7 @@ fn read_machine(python: &Path, machine: &str, named: Named) -> Result<(), Failed
     Ok(())
 }
 
-fn compare(told: &Value, gpu: &GpuFacts, placed: &Placed) {
+fn compare(told: &Value, gpu: &GpuFacts, placed: &PlacedMachine) {
     let mut cpus = gpu.cpus.clone();
     cpus.sort_unstable();
     let levels: Vec<u32> =
@@ -184,7 +184,7 @@ fn compare(told: &Value, gpu: &GpuFacts, placed: &Placed) {
 }
 
 /// The GPU on which something happens: the last one.
-fn busy(placed: &Placed) -> u8 {
+fn busy(placed: &PlacedMachine) -> u8 {
     u8::try_from(placed.facts.gpus.len() - 1).unwrap_or(0)
 }
 
@@ -237,7 +237,7 @@ fn cut_gpu(python: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-fn level(first: usize, second: usize, placed: &Placed) -> u32 {
+fn level(first: usize, second: usize, placed: &PlacedMachine) -> u32 {
     if first == second {
         return 0;
     }
@@ -250,7 +250,7 @@ fn level(first: usize, second: usize, placed: &Placed) -> u32 {
     }
 }
 
-fn link(number: usize, gpu: &GpuFacts, placed: &Placed) -> Value {
+fn link(number: usize, gpu: &GpuFacts, placed: &PlacedMachine) -> Value {
     let (not_supported, invalid_argument) = (3, 2);
     if gpu.nvlink_count == 0 {
         return json!({"error": not_supported});

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use gantry_nvml_sim::Installed;
+use gantry_nvml_sim::InstalledMachine;
 use gantry_nvml_sim::control::{Controller, MigChange, Piece, apply};
 use gantry_nvml_sim::facts::Facts;
 use gantry_topology::Machine;
@@ -37,7 +37,7 @@ pub enum Plugin {
 /// A node's folder and its simulated machine.
 pub struct Node {
     folder: tempfile::TempDir,
-    installed: Installed,
+    installed: InstalledMachine,
 }
 
 /// A plugin that was started on a node. It is killed when dropped.
@@ -135,7 +135,7 @@ impl Node {
         Self::with(folder, installed)
     }
 
-    fn with(folder: tempfile::TempDir, installed: Installed) -> Result<Self> {
+    fn with(folder: tempfile::TempDir, installed: InstalledMachine) -> Result<Self> {
         for own in ["lib/kubelet/device-plugins", "run/cdi", "dev", "etc"] {
             std::fs::create_dir_all(folder.path().join(own))?;
         }

@@ -91,7 +91,7 @@ pub(super) fn plain_remainder(gpus: usize, best: &[Vec<u32>]) -> Vec<u64> {
 }
 
 /// The terms of a key that belong to a set alone and mean the same for every purpose, larger is better, by bit mask.
-pub(super) struct Shared {
+pub(super) struct SetTerms {
     /// Islands that are whole in the set; those of a set and its remainder are added.
     pub(super) islands: Vec<u32>,
     /// R of the set when it is what remains.
@@ -114,14 +114,15 @@ pub(super) struct Terms {
 /// sets ascending, then sizes. One such list for each purpose.
 pub(super) fn best_subsets<const PURPOSES: usize>(
     gpus: usize,
-    shared: &Shared,
+    shared: &SetTerms,
     terms: &[Terms; PURPOSES],
 ) -> [Vec<u16>; PURPOSES] {
     let by_size: Vec<Vec<u32>> =
         (0..=gpus).map(|size| GpuSet::first(gpus).subsets(size).map(GpuSet::bits).collect()).collect();
     let remainder = dense_ranks(&shared.remainder, &by_size);
-    let ranked = terms.each_ref().map(|terms| Ranked::new(terms, &by_size));
-    let widest = |of: fn(&Ranked) -> &[u32]| ranked.iter().map(|ranked| width(of(ranked))).max().unwrap_or(0);
+    let ranked = terms.each_ref().map(|terms| TermRanks::new(terms, &by_size));
+    let widest =
+        |of: fn(&TermRanks) -> &[u32]| ranked.iter().map(|ranked| width(of(ranked))).max().unwrap_or(0);
     let together_at = widest(|ranked| &ranked.tail);
     let middle_at = together_at + width(&shared.together);
     let remainder_at = middle_at + widest(|ranked| &ranked.middle);
@@ -163,7 +164,7 @@ impl Key for u128 {
 }
 
 /// Terms replaced by their rank among the sets of the same size, so that a key fits one number.
-struct Ranked {
+struct TermRanks {
     head: Vec<u32>,
     middle: Vec<u32>,
     /// Ranks from 1, no two alike within a size.
@@ -172,7 +173,7 @@ struct Ranked {
     set_of_tail: Vec<Vec<u16>>,
 }
 
-impl Ranked {
+impl TermRanks {
     fn new(terms: &Terms, by_size: &[Vec<u32>]) -> Self {
         let mut tail = vec![0; terms.tail.len()];
         let mut set_of_tail = Vec::with_capacity(by_size.len());
@@ -216,9 +217,9 @@ fn width(ranks: &[u32]) -> u32 {
 
 fn fill<K: Key, const PURPOSES: usize>(
     layout: &Layout,
-    shared: &Shared,
+    shared: &SetTerms,
     remainder: &[u32],
-    ranked: &[Ranked; PURPOSES],
+    ranked: &[TermRanks; PURPOSES],
 ) -> [Vec<u16>; PURPOSES] {
     let at = |value: u32, place: u32| K::from(u64::from(value)) << place;
     let sets = remainder.len();

@@ -45,6 +45,7 @@ use std::sync::Arc;
 
 use crate::bandwidth::{Rates, gbs};
 use crate::collective::{Collective, LinkClass};
+use crate::graph::MachineGraph;
 use crate::machine::{Degradation, Machine, PathClass};
 use crate::mig::placements_of;
 use crate::nics::NicSet;
@@ -142,7 +143,7 @@ impl Table {
 
     /// Tabulates a machine at given rates, such as measured ones.
     pub fn with_rates(machine: &Machine, rates: &Rates) -> Self {
-        let graph = machine.graph();
+        let graph = MachineGraph::of(machine);
         let mut table = Self {
             gpus: machine.gpus().len(),
             links: Collective::of_graph(machine, rates, &graph),
@@ -177,7 +178,7 @@ impl Table {
             let sets = (0u32..).zip(&sets.ring);
             sets.map(|(bits, _)| term(GpuSet::from_bits(bits))).collect()
         };
-        let shared = fill::Shared {
+        let shared = fill::SetTerms {
             islands: of_every_set(&|set| self.surroundings.islands(set)),
             remainder: sets.churned.iter().map(|r| u64::from(*r)).collect(),
             together: of_every_set(&|set| self.surroundings.together(set)),

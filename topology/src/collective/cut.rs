@@ -14,7 +14,7 @@ const EVERY_CUT_OF_LARGE: usize = 10;
 
 /// The least over the cuts of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Narrowest {
+pub(super) struct MinimumCut {
     /// Least `SCALE x links out of A / |A|`, NVSwitches counted.
     pub(super) scaled: u64,
     /// The most Hamiltonian cycles of direct links that can be edge-disjoint in the set: each crosses every cut at
@@ -23,10 +23,10 @@ pub(super) struct Narrowest {
     pub(super) cycles: u32,
 }
 
-const NOTHING: Narrowest = Narrowest { scaled: 0, cycles: 0 };
+const NOTHING: MinimumCut = MinimumCut { scaled: 0, cycles: 0 };
 
 /// The narrowest cut of one set of at least two GPUs.
-pub(super) fn narrowest(links: &Collective, set: GpuSet) -> Narrowest {
+pub(super) fn narrowest(links: &Collective, set: GpuSet) -> MinimumCut {
     if let Some(known) = without_enumeration(links, set) {
         return known;
     }
@@ -85,11 +85,11 @@ impl Tables {
     }
 
     /// As [`narrowest`], for a set of the GPUs the tables are over.
-    pub(super) fn narrowest(&self, links: &Collective, set: GpuSet) -> Narrowest {
+    pub(super) fn narrowest(&self, links: &Collective, set: GpuSet) -> MinimumCut {
         without_enumeration(links, set).unwrap_or_else(|| self.enumerate(set))
     }
 
-    fn enumerate(&self, set: GpuSet) -> Narrowest {
+    fn enumerate(&self, set: GpuSet) -> MinimumCut {
         let whole = set.bits() as usize;
         let size = set.len();
         let Some(lowest) = set.lowest() else {
@@ -122,7 +122,7 @@ impl Tables {
         }
         let twice = |larger: usize| u32::try_from(2 * larger - size).unwrap_or(0);
         let of_parts = (size / 2 + 1..size).map(|larger| within[larger] / twice(larger));
-        Narrowest {
+        MinimumCut {
             scaled: (1u64..)
                 .zip(&fewest[1..])
                 .filter(|(_, out)| **out != u32::MAX)
@@ -144,13 +144,13 @@ fn islands(links: &Collective, set: GpuSet) -> Vec<u8> {
 }
 
 /// The result for sets without direct links, or with too few to join them, which need no search.
-fn without_enumeration(links: &Collective, set: GpuSet) -> Option<Narrowest> {
+fn without_enumeration(links: &Collective, set: GpuSet) -> Option<MinimumCut> {
     let has_direct = set.iter().any(|gpu| links.peers[gpu] & set.bits() != 0);
     let switch = links.lowest_switch_links(set);
     if !has_direct {
         // Through switches alone the narrowest cut separates the GPU with the fewest links.
         let larger = set.len().saturating_sub(1).max(1) as u64;
-        return Some(Narrowest { scaled: u64::from(switch) * SCALE / larger, cycles: 0 });
+        return Some(MinimumCut { scaled: u64::from(switch) * SCALE / larger, cycles: 0 });
     }
     let unswitched = set.iter().all(|gpu| links.switch[gpu] == 0);
     (unswitched && !is_connected(links, set)).then_some(NOTHING)
@@ -168,7 +168,7 @@ fn is_connected(links: &Collective, set: GpuSet) -> bool {
     reached == set
 }
 
-fn single_gpus(links: &Collective, set: GpuSet) -> Narrowest {
+fn single_gpus(links: &Collective, set: GpuSet) -> MinimumCut {
     let larger = set.len().saturating_sub(1).max(1) as u64;
     let switch = |island: u8| -> u32 {
         let within = set.iter().filter(|gpu| links.island[*gpu] == island);
@@ -176,7 +176,7 @@ fn single_gpus(links: &Collective, set: GpuSet) -> Narrowest {
     };
     let direct = |gpu: usize| -> u32 { set.iter().map(|other| u32::from(links.direct[gpu][other])).sum() };
     let out = |gpu: usize| direct(gpu) + links.switch[gpu].min(switch(links.island[gpu]) - links.switch[gpu]);
-    Narrowest {
+    MinimumCut {
         scaled: u64::from(set.iter().map(out).min().unwrap_or(0)) * SCALE / larger,
         cycles: set.iter().map(direct).min().unwrap_or(0) / 2,
     }

@@ -95,7 +95,7 @@ pub struct Collective {
 impl Collective {
     /// Lays out the links of `machine` at `rates`.
     pub fn new(machine: &Machine, rates: &Rates) -> Self {
-        Self::of_graph(machine, rates, &machine.graph())
+        Self::of_graph(machine, rates, &MachineGraph::of(machine))
     }
 
     /// The same with the machine's graph at hand.
@@ -186,7 +186,7 @@ impl Collective {
         (direct + self.lowest_switch_links(set)).saturating_mul(self.link_rate(set))
     }
 
-    fn nvlink_cut(&self, set: GpuSet, narrowest: cut::Narrowest) -> u32 {
+    fn nvlink_cut(&self, set: GpuSet, narrowest: cut::MinimumCut) -> u32 {
         if set.iter().any(|gpu| self.switch[gpu] > 0) && !self.is_peer_to_peer(set) {
             return 0;
         }

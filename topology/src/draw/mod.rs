@@ -1,5 +1,5 @@
 //! Pictures of a machine: [`Picture`] for the terminal, [`svg`] for a browser, [`dot`] for Graphviz. All show the graph
-//! of the machine ([`Machine::graph`]) by NUMA domain. Devices count GPUs first, then NICs.
+//! of the machine ([`MachineGraph`]) by NUMA domain. Devices count GPUs first, then NICs.
 
 mod svg;
 mod terminal;
@@ -113,7 +113,7 @@ fn count(number: usize, what: &str) -> String {
 /// The machine in Graphviz's language: every NVLink, and of the PCIe paths a spanning tree of the nearest ones
 /// ([`MachineGraph::outline`]).
 pub fn dot(machine: &Machine) -> String {
-    let graph = machine.graph();
+    let graph = MachineGraph::of(machine);
     let outline = graph.outline();
     let node = |_, (_, device): (_, &Device)| match device {
         Device::Gpu(gpu) => {

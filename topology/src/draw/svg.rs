@@ -24,7 +24,7 @@ const LEVELS: [PathClass; 5] =
 
 /// The machine as an SVG document.
 pub fn svg(machine: &Machine) -> String {
-    let graph = machine.graph();
+    let graph = MachineGraph::of(machine);
     let domains = domains(machine, &graph);
     let layout = Layout::new(machine, &graph, &domains);
     let mut canvas = Canvas::default();

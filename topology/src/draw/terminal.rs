@@ -23,7 +23,7 @@ impl<'a> Picture<'a> {
     pub fn of(machine: &'a Machine) -> Self {
         Self {
             machine,
-            graph: machine.graph(),
+            graph: MachineGraph::of(machine),
             notes: vec![String::new(); machine.gpus().len()],
             columns: 100,
             color: false,

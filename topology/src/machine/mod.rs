@@ -358,6 +358,69 @@ impl Machine {
         nodes
     }
 
+    /// The pairs without peer-to-peer access, sorted by their GPUs.
+    pub fn no_peer_access(&self) -> &[PeerRefusal] {
+        &self.0.no_peer_access
+    }
+
+    /// What GPU `index` lacks; nothing if there is no such GPU.
+    pub fn degradations(&self, index: usize) -> Vec<Degradation> {
+        let Some(gpu) = self.gpus().get(index) else {
+            return Vec::new();
+        };
+        let pcie = gpu.pcie_trained.map(|trained| Degradation::Pcie { trained, best: gpu.pcie });
+        let up = self.nvlinks_of(index);
+        // GPUs with direct links may differ by design; what a GPU with fewer links lacks is shown all the same.
+        let alike = (0..self.gpus().len()).filter(|other| self.gpus()[*other].model == gpu.model);
+        let most_alike = alike.filter(|_| up > 0).map(|other| self.nvlinks_of(other)).max().unwrap_or(0);
+        let of = most_alike.max(self.expected_nvlinks(index));
+        let links = (up < of).then_some(Degradation::NvLinks { up, of });
+        let throttled = gpu.throttle.map(Degradation::Throttled);
+        pcie.into_iter().chain(links).chain(throttled).collect()
+    }
+
+    /// Whether GPU `index` is worth less than an equal one: it is throttled, its PCIe link is trained below its best, or it
+    /// has fewer NVLinks up than equal GPUs have by design.
+    pub fn is_degraded(&self, index: usize) -> bool {
+        let is_slower = |gpu: &Gpu| gpu.throttle.is_some() || gpu.pcie_trained.is_some();
+        self.gpus().get(index).is_some_and(is_slower) || self.nvlinks_of(index) < self.expected_nvlinks(index)
+    }
+
+    /// The NVLinks that GPU `index` should have up by comparison with equal GPUs of the machine; 0 if the comparison shows nothing.
+    /// Behind NVSwitches equal GPUs have equally many. Direct links differ by design, but on a board that links every GPU
+    /// to several, none has no link. A bridge joins only some GPUs of a machine. In MIG mode links are not used.
+    pub fn expected_nvlinks(&self, index: usize) -> u32 {
+        let is_compared = |gpu: &Gpu| gpu.nvlink.is_some() && gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
+        let Some(gpu) = self.gpus().get(index).filter(|gpu| is_compared(gpu)) else {
+            return 0;
+        };
+        let equals = self.gpus().iter().enumerate();
+        let equals = equals.filter(|(_, other)| is_compared(other) && other.model == gpu.model);
+        let equals: Vec<usize> = equals.map(|(at, _)| at).collect();
+        let switched = equals.iter().map(|at| u32::from(self.switch_links(*at))).max().unwrap_or(0);
+        if switched > 0 {
+            return switched;
+        }
+        let is_board = gpu.model.as_ref().is_some_and(|model| model.contains("SXM"))
+            || equals.iter().any(|at| self.direct_peers(*at) > 1);
+        if self.nvlinks_of(index) > 0 || !is_board {
+            return 0;
+        }
+        equals.into_iter().map(|at| self.nvlinks_of(at)).max().unwrap_or(0)
+    }
+
+    /// GPUs to which a GPU has direct NVLinks.
+    fn direct_peers(&self, index: usize) -> usize {
+        self.nvlinks().iter().filter(|bundle| bundle.gpus.map(usize::from).contains(&index)).count()
+    }
+
+    /// NVLinks of a GPU that are up, to GPUs and to switches.
+    pub fn nvlinks_of(&self, index: usize) -> u32 {
+        let bundles = self.nvlinks().iter();
+        let direct = bundles.filter(|bundle| bundle.gpus.map(usize::from).contains(&index));
+        direct.map(|bundle| u32::from(bundle.links)).sum::<u32>() + u32::from(self.switch_links(index))
+    }
+
     /// The unchecked parts, to change and check again.
     pub fn into_parts(self) -> MachineParts {
         self.0

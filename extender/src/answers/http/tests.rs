@@ -9,7 +9,7 @@ use crate::answers;
 use crate::fixtures::{Cluster, bound, bridged, member, plain, pod};
 
 fn answers(cluster: &Cluster, leadership: Leadership) -> Router {
-    Serving::router(Answers {
+    AnswersServer::router(Answers {
         store: Arc::clone(&cluster.store),
         resources: vec!["nvidia.com/gpu".to_owned()],
         leadership: Arc::new(leadership),
@@ -83,12 +83,12 @@ async fn unknown_names_are_answered_with_a_suggestion() {
         (gang_path("other", "train"), "there is one in namespace default: add -n default"),
     ] {
         let (status, text) = get(&router, &path).await;
-        let Unknown { unknown } = serde_json::from_str(&text).unwrap();
+        let UnknownObject { unknown } = serde_json::from_str(&text).unwrap();
         assert!(status == 404 && unknown.ends_with(suggested), "{path}: {status} {unknown}");
     }
     // Of a path that is not served, a program reads no such answer.
     let (status, text) = get(&router, "/api/v1/explain/nodes").await;
-    assert!(status == 404 && serde_json::from_str::<Unknown>(&text).is_err(), "{text}");
+    assert!(status == 404 && serde_json::from_str::<UnknownObject>(&text).is_err(), "{text}");
 }
 
 #[tokio::test]

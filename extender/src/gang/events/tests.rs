@@ -199,8 +199,8 @@ fn told(story: &[GangStatus], reason: &str) -> Vec<(String, String)> {
     let all = std::iter::from_fn(|| mailbox.0.try_recv().ok());
     all.filter(|(_, message)| message.reason.as_str() == reason)
         .map(|(about, message)| match about {
-            About::Gang(name) => (format!("gang {}", name.name), message.note.into()),
-            About::Pod { name, .. } => (format!("pod {name}"), message.note.into()),
+            EventTarget::Gang(name) => (format!("gang {}", name.name), message.note.into()),
+            EventTarget::Pod { name, .. } => (format!("pod {name}"), message.note.into()),
         })
         .collect()
 }

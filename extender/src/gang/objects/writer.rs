@@ -91,7 +91,7 @@ enum Job {
     Status(Box<GangStatus>),
 }
 
-struct Ended {
+struct FinishedJob {
     name: Name,
     job: Job,
     /// The object as it is now; `None` if there is none.
@@ -106,7 +106,7 @@ struct Writer {
     metrics: Arc<Metrics>,
     others: UnboundedSender<Work>,
     pending: BTreeMap<Name, PendingWrites>,
-    running: FuturesUnordered<BoxFuture<'static, Ended>>,
+    running: FuturesUnordered<BoxFuture<'static, FinishedJob>>,
     /// Statuses among those running.
     statuses: usize,
 }
@@ -196,8 +196,8 @@ impl Writer {
         next
     }
 
-    fn ended(&mut self, ended: Ended) {
-        let Ended { name, job, result } = ended;
+    fn ended(&mut self, ended: FinishedJob) {
+        let FinishedJob { name, job, result } = ended;
         let now = Instant::now();
         self.statuses -= usize::from(matches!(job, Job::Status(_)));
         let before = self.objects.get(&name).and_then(|known| known.status.decision);
@@ -377,7 +377,13 @@ impl PendingWrites {
     }
 }
 
-async fn perform(client: Client, name: Name, job: Job, status: GangStatus, known: Option<Object>) -> Ended {
+async fn perform(
+    client: Client,
+    name: Name,
+    job: Job,
+    status: GangStatus,
+    known: Option<Object>,
+) -> FinishedJob {
     let result = match &job {
         Job::Read => requests::read(&client, &name).await.map(Some),
         Job::Commit(..) | Job::Status(_) => write(&client, &name, known, &status).await.map(Some),
@@ -386,7 +392,7 @@ async fn perform(client: Client, name: Name, job: Job, status: GangStatus, known
             None => Ok(None),
         },
     };
-    Ended { name, job, result }
+    FinishedJob { name, job, result }
 }
 
 async fn write(

@@ -18,10 +18,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 
-use super::table::Place;
+use super::table::OwnerKey;
 use crate::bounded::Identity;
-use crate::object_memory::{About, Kind, ObjectMemory};
-use crate::watch::stream::{self, Received, Streamed};
+use crate::object_memory::{Kind, ObjectMemory, ObjectRef};
+use crate::watch::stream::{self, ReceivedObject, StreamedObject};
 
 /// Before a kind that is not served is looked for again.
 const ABSENT: Duration = Duration::from_secs(10);
@@ -32,15 +32,15 @@ const ANSWER: Duration = Duration::from_secs(5);
 
 /// What a watch reports.
 #[derive(Debug)]
-pub(super) enum News {
+pub(super) enum WatchReport {
     /// It is served there, and a list begins.
     Begins(OwnerKind, ApiResource),
     /// The list is complete.
     Ends(OwnerKind),
     /// An object.
-    Seen(Place, Value),
+    Seen(OwnerKey, Value),
     /// An object that is no more.
-    Gone(Place),
+    Gone(OwnerKey),
     /// The kind is not served, or may not be read.
     Absent(OwnerKind),
 }
@@ -50,7 +50,7 @@ pub(super) async fn follow(
     client: Client,
     kind: OwnerKind,
     memory: Arc<ObjectMemory>,
-    sender: mpsc::Sender<News>,
+    sender: mpsc::Sender<WatchReport>,
 ) {
     let mut reported = false;
     loop {
@@ -73,7 +73,7 @@ pub(super) async fn follow(
                 false
             }
         };
-        if absent && sender.send(News::Absent(kind)).await.is_err() {
+        if absent && sender.send(WatchReport::Absent(kind)).await.is_err() {
             return;
         }
         let pause = tokio::time::sleep(if absent { ABSENT } else { AGAIN });
@@ -113,7 +113,7 @@ async fn watch_at(
     client: &Client,
     (kind, resource): (OwnerKind, ApiResource),
     memory: &Arc<ObjectMemory>,
-    sender: &mpsc::Sender<News>,
+    sender: &mpsc::Sender<WatchReport>,
     reported: &mut bool,
 ) -> bool {
     let objects: Api<Slim> = Api::all_with(client.clone(), &resource);
@@ -126,16 +126,16 @@ async fn watch_at(
             () = sender.closed() => return false,
         };
         let news = match event {
-            Some(Ok(Event::Init)) => News::Begins(kind, resource.clone()),
+            Some(Ok(Event::Init)) => WatchReport::Begins(kind, resource.clone()),
             Some(Ok(Event::InitDone)) => {
                 *reported = false;
-                News::Ends(kind)
+                WatchReport::Ends(kind)
             }
             Some(Ok(Event::Apply(object) | Event::InitApply(object))) => {
                 let place = object.object.place(kind);
-                News::Seen(place, taken(object, &resource, memory))
+                WatchReport::Seen(place, taken(object, &resource, memory))
             }
-            Some(Ok(Event::Delete(object))) => News::Gone(object.object.place(kind)),
+            Some(Ok(Event::Delete(object))) => WatchReport::Gone(object.object.place(kind)),
             Some(Err(error)) => {
                 let absent = match &error {
                     watcher::Error::InitialListFailed(cause) | watcher::Error::WatchStartFailed(cause) => {
@@ -168,7 +168,7 @@ async fn watch_at(
 pub(super) async fn ask(
     client: &Client,
     resource: &ApiResource,
-    place: &Place,
+    place: &OwnerKey,
     memory: &ObjectMemory,
 ) -> Result<Option<Value>, ()> {
     let (_, namespace, name) = place;
@@ -189,11 +189,11 @@ pub(super) async fn ask(
 }
 
 /// What is read of an object. One that is too large is reported, and counts as one without a spec.
-fn taken(received: Received<Slim>, resource: &ApiResource, memory: &ObjectMemory) -> Value {
+fn taken(received: ReceivedObject<Slim>, resource: &ApiResource, memory: &ObjectMemory) -> Value {
     if received.bytes.is_none() {
-        let about = About::of(Kind::Owner, &received.object);
+        let about = ObjectRef::of(Kind::Owner, &received.object);
         let api = Some((resource.api_version.clone(), resource.kind.clone()));
-        let _ = memory.admit(&About { api, ..about }, None);
+        let _ = memory.admit(&ObjectRef { api, ..about }, None);
     }
     received.object.object
 }
@@ -212,7 +212,7 @@ struct Slim {
 }
 
 impl Slim {
-    fn place(&self, kind: OwnerKind) -> Place {
+    fn place(&self, kind: OwnerKind) -> OwnerKey {
         let of = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
         (kind, of(&self.metadata.namespace), of(&self.metadata.name))
     }
@@ -261,7 +261,7 @@ impl<'de> Deserialize<'de> for Slim {
     }
 }
 
-impl Streamed for Slim {
+impl StreamedObject for Slim {
     fn least(identity: Identity, _: &[u8]) -> Self {
         let object = serde_json::json!({"metadata": {"name": identity.name}});
         Self { metadata: identity.into(), object }

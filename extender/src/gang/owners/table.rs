@@ -15,7 +15,7 @@ const LINGER: Duration = Duration::from_secs(300);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The kind, namespace and name of an object.
-pub(super) type Place = (OwnerKind, Arc<str>, Arc<str>);
+pub(super) type OwnerKey = (OwnerKind, Arc<str>, Arc<str>);
 
 /// The facts of an owner, by part; `None` if it does not exist.
 pub(super) type Updates = Vec<(OwnerRef, Option<Arc<OwnerFacts>>)>;
@@ -23,20 +23,20 @@ pub(super) type Updates = Vec<(OwnerRef, Option<Arc<OwnerFacts>>)>;
 /// The wanted owners.
 #[derive(Debug, Default)]
 pub(super) struct OwnerTable {
-    owners: BTreeMap<Place, Owner>,
+    owners: BTreeMap<OwnerKey, Owner>,
     kinds: BTreeMap<OwnerKind, Kind>,
 }
 
 #[derive(Debug, Default)]
 struct Owner {
     parts: BTreeSet<Arc<str>>,
-    known: Known,
+    known: OwnerState,
     /// The last update has its facts, and does not report it missing.
     read: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Known {
+enum OwnerState {
     /// Nothing since it was first wanted, or since the last list began.
     #[default]
     Nothing,
@@ -67,15 +67,15 @@ enum State {
 
 /// Kinds to begin and to end watching.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Changes {
+pub(super) struct WatchChanges {
     pub(super) begin: Vec<OwnerKind>,
     pub(super) end: Vec<OwnerKind>,
 }
 
 impl OwnerTable {
     /// Sets the wanted owners.
-    pub(super) fn want(&mut self, now: Instant, wanted: Vec<WatchedOwner>) -> (Changes, Updates) {
-        let mut parts: BTreeMap<Place, (BTreeSet<Arc<str>>, bool)> = BTreeMap::new();
+    pub(super) fn want(&mut self, now: Instant, wanted: Vec<WatchedOwner>) -> (WatchChanges, Updates) {
+        let mut parts: BTreeMap<OwnerKey, (BTreeSet<Arc<str>>, bool)> = BTreeMap::new();
         for WatchedOwner { owner, unread } in wanted {
             let place = (owner.kind, owner.namespace, owner.name);
             let (parts, any_unread) = parts.entry(place).or_default();
@@ -83,7 +83,7 @@ impl OwnerTable {
             *any_unread |= unread;
         }
         self.owners.retain(|place, _| parts.contains_key(place));
-        let mut changes = Changes::default();
+        let mut changes = WatchChanges::default();
         let mut updates = Updates::new();
         for (place, (parts, unread)) in parts {
             let kind = self.kinds.entry(place.0).or_insert_with(|| {
@@ -94,7 +94,7 @@ impl OwnerTable {
             let absent = kind.state == State::Absent;
             let owner = self.owners.entry(place.clone()).or_default();
             // Its facts were published and then dropped, because no gang needed them for a moment.
-            let forgotten = unread && owner.known == Known::Published;
+            let forgotten = unread && owner.known == OwnerState::Published;
             if owner.parts == parts && !forgotten {
                 continue;
             }
@@ -103,8 +103,8 @@ impl OwnerTable {
             owner.parts = parts;
             if absent {
                 owner.publish(&place, None, &mut updates);
-            } else if new && owner.known == Known::Published {
-                owner.known = Known::Nothing;
+            } else if new && owner.known == OwnerState::Published {
+                owner.known = OwnerState::Nothing;
             }
         }
         for (kind, state) in &mut self.kinds {
@@ -118,17 +118,17 @@ impl OwnerTable {
     }
 
     /// The owners to read now, because no list or watch contained them.
-    pub(super) fn take_unread(&mut self, now: Instant) -> Vec<Place> {
+    pub(super) fn take_unread(&mut self, now: Instant) -> Vec<OwnerKey> {
         let mut places = Vec::new();
         for (place, owner) in &mut self.owners {
             let live = self.kinds.get(&place.0).is_some_and(|kind| kind.state == State::Live);
             let due = match owner.known {
-                Known::Nothing => true,
-                Known::Failed(until) => now >= until,
-                Known::Requested | Known::Published => false,
+                OwnerState::Nothing => true,
+                OwnerState::Failed(until) => now >= until,
+                OwnerState::Requested | OwnerState::Published => false,
             };
             if live && due {
-                owner.known = Known::Requested;
+                owner.known = OwnerState::Requested;
                 places.push(place.clone());
             }
         }
@@ -139,30 +139,30 @@ impl OwnerTable {
     pub(super) fn read_ended(
         &mut self,
         now: Instant,
-        place: &Place,
+        place: &OwnerKey,
         object: Result<Option<Value>, ()>,
     ) -> Updates {
         let mut updates = Updates::new();
-        if let Some(owner) = self.owners.get_mut(place).filter(|owner| owner.known == Known::Requested) {
+        if let Some(owner) = self.owners.get_mut(place).filter(|owner| owner.known == OwnerState::Requested) {
             match object {
                 Ok(object) => owner.publish(place, object.as_ref(), &mut updates),
-                Err(()) => owner.known = Known::Failed(now + AGAIN),
+                Err(()) => owner.known = OwnerState::Failed(now + AGAIN),
             }
         }
         updates
     }
 
     /// A list or watch contains an object.
-    pub(super) fn seen(&mut self, place: &Place, object: &Value) -> Updates {
+    pub(super) fn seen(&mut self, place: &OwnerKey, object: &Value) -> Updates {
         self.publish(place, Some(object))
     }
 
     /// A watch reports the deletion of an object.
-    pub(super) fn gone(&mut self, place: &Place) -> Updates {
+    pub(super) fn gone(&mut self, place: &OwnerKey) -> Updates {
         self.publish(place, None)
     }
 
-    fn publish(&mut self, place: &Place, object: Option<&Value>) -> Updates {
+    fn publish(&mut self, place: &OwnerKey, object: Option<&Value>) -> Updates {
         let mut updates = Updates::new();
         if let Some(owner) = self.owners.get_mut(place) {
             owner.publish(place, object, &mut updates);
@@ -173,7 +173,7 @@ impl OwnerTable {
     /// A list begins. Owners that it does not contain are read afterwards.
     pub(super) fn list_begins(&mut self, kind: OwnerKind) {
         for (_, owner) in self.owners.iter_mut().filter(|(place, _)| place.0 == kind) {
-            owner.known = Known::Nothing;
+            owner.known = OwnerState::Nothing;
         }
     }
 
@@ -202,8 +202,8 @@ impl OwnerTable {
 }
 
 impl Owner {
-    fn publish(&mut self, (kind, namespace, name): &Place, object: Option<&Value>, updates: &mut Updates) {
-        self.known = Known::Published;
+    fn publish(&mut self, (kind, namespace, name): &OwnerKey, object: Option<&Value>, updates: &mut Updates) {
+        self.known = OwnerState::Published;
         self.read = object.is_some();
         for part in &self.parts {
             let owner = OwnerRef {

@@ -8,7 +8,7 @@ use serde_json::json;
 use tower_test::mock;
 
 use super::{
-    Arc, CancellationToken, Client, Duration, OwnerFacts, OwnerKind, OwnerRef, OwnerTable, Place, Value,
+    Arc, CancellationToken, Client, Duration, OwnerFacts, OwnerKey, OwnerKind, OwnerRef, OwnerTable, Value,
     WatchedOwner, run,
 };
 
@@ -362,7 +362,7 @@ fn what_a_watch_brings_while_the_api_server_is_asked_is_newer() {
     assert_eq!(changes.begin, [OwnerKind::JobSet]);
     assert!(table.take_unread(now).is_empty(), "the list may bring it");
     table.list_ends(OwnerKind::JobSet);
-    let place: Place = (OwnerKind::JobSet, "ml".into(), "a".into());
+    let place: OwnerKey = (OwnerKind::JobSet, "ml".into(), "a".into());
     assert_eq!(table.take_unread(now), std::slice::from_ref(&place));
     assert!(table.take_unread(now).is_empty(), "once");
     assert_eq!(table.seen(&place, &job_set("a", 6)).len(), 1);
@@ -374,7 +374,7 @@ fn what_a_watch_brings_while_the_api_server_is_asked_is_newer() {
 fn owner_forgotten_after_its_gang_ended_is_read_again() {
     let now = Instant::now();
     let mut table = OwnerTable::default();
-    let place: Place = (OwnerKind::JobSet, "ml".into(), "a".into());
+    let place: OwnerKey = (OwnerKind::JobSet, "ml".into(), "a".into());
     table.want(now, vec![unread("a")]);
     table.list_ends(OwnerKind::JobSet);
     assert_eq!(table.seen(&place, &job_set("a", 4)).len(), 1);
@@ -394,7 +394,7 @@ fn owner_already_read_survives_a_short_loss_of_access() {
     // read is reported as absent.
     let now = Instant::now();
     let mut table = OwnerTable::default();
-    let place: Place = (OwnerKind::JobSet, "ml".into(), "a".into());
+    let place: OwnerKey = (OwnerKind::JobSet, "ml".into(), "a".into());
     table.want(now, vec![unread("a"), unread("b")]);
     assert_eq!(table.seen(&place, &job_set("a", 4)).len(), 1);
     table.list_begins(OwnerKind::JobSet);

@@ -12,7 +12,7 @@ use gantry_planner::plan;
 use super::machine::Machine;
 use super::plan_input::PlanSource;
 use crate::index::node_table::Renumbering;
-use gantry_planner::snapshot::{BackfillReservation, NodeIx, Snapshot, Standing};
+use gantry_planner::snapshot::{BackfillReservation, NodeIx, NodeState, Snapshot};
 
 /// The first gang of the queue, and the nodes kept free for it.
 #[derive(Debug, Default)]
@@ -161,7 +161,7 @@ impl Backfill {
     fn keeps_well(&self, snapshot: &Snapshot) -> bool {
         self.kept.as_ref().is_some_and(|kept| {
             kept.nodes().all(
-                |node| matches!(snapshot.standing(node), Standing::Ours(class) if class.withheld.is_none()),
+                |node| matches!(snapshot.standing(node), NodeState::Ours(class) if class.withheld.is_none()),
             )
         })
     }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Blocker, DeadlockedGang, GangEvent, Gangs, Now, Placement, PlanRequest, View};
+use gantry_gang::protocol::{
+    Blocker, DeadlockedGang, GangEvent, Gangs, Moment, Placement, PlanRequest, View,
+};
 use gantry_planner::preempt::{Budget, VictimCandidate, plan_without_fewest};
 
 use super::machine::Machine;
@@ -73,7 +75,7 @@ impl Deadlock {
             let others = yielding
                 .iter()
                 .filter(|other| other.gang != wanted.gang && other.priority <= wanted.priority);
-            let others: Vec<&Yielding> = others.collect();
+            let others: Vec<&YieldCandidate> = others.collect();
             if let Some((by, placement)) = resolution_for(source, &wanted, &others) {
                 let now = facts.clock.now();
                 yield_to(machine, now, &wanted, &by);
@@ -107,7 +109,7 @@ impl Deadlock {
 }
 
 /// A gang that may yield to another.
-struct Yielding {
+struct YieldCandidate {
     gang: Arc<GangKey>,
     priority: i32,
     what: VictimCandidate,
@@ -119,14 +121,14 @@ fn yielding_gangs(
     budgets: &DisruptionBudgets,
     profiles: &NodeResourcesTable,
     stuck: &[DeadlockedGang<'_>],
-) -> Vec<Yielding> {
+) -> Vec<YieldCandidate> {
     let mut covers = budgets.coverage(profiles);
     let goes = |view: &View<'_>| !view.is_being_bound() && !view.is_blocked(Blocker::Removal);
     let last_first = stuck.iter().rev().map(|stuck| stuck.gang).filter(goes);
     let yielding = last_first.map(|view| {
         let mut what = candidates.whole(&view);
         what.budgets = covers.need(&what);
-        Yielding { gang: Arc::clone(view.key()), priority: view.priority(), what }
+        YieldCandidate { gang: Arc::clone(view.key()), priority: view.priority(), what }
     });
     yielding
         .filter(|yielding| {
@@ -139,9 +141,9 @@ fn yielding_gangs(
 fn resolution_for(
     source: PlanSource<'_>,
     wanted: &PlanRequest,
-    others: &[&Yielding],
+    others: &[&YieldCandidate],
 ) -> Option<(Vec<Arc<GangKey>>, Placement)> {
-    let among = |some: &[&Yielding]| {
+    let among = |some: &[&YieldCandidate]| {
         let units: Vec<&VictimCandidate> = some.iter().map(|other| &other.what).collect();
         let (go, placement) =
             source.with_input(Some(wanted), |input| plan_without_fewest(input, wanted, &units))?;
@@ -154,7 +156,7 @@ fn resolution_for(
     alone.find_map(|other| among(&[*other])).or_else(|| among(&within_budgets(others)))
 }
 
-fn yield_to(machine: &mut Machine, now: Now, wanted: &PlanRequest, by: &[Arc<GangKey>]) {
+fn yield_to(machine: &mut Machine, now: Moment, wanted: &PlanRequest, by: &[Arc<GangKey>]) {
     for gang in by {
         tracing::warn!(
             %gang, to = %wanted.gang,
@@ -165,9 +167,9 @@ fn yield_to(machine: &mut Machine, now: Now, wanted: &PlanRequest, by: &[Arc<Gan
 }
 
 /// As many as disruption budgets allow together.
-fn within_budgets<'y>(others: &[&'y Yielding]) -> Vec<&'y Yielding> {
+fn within_budgets<'y>(others: &[&'y YieldCandidate]) -> Vec<&'y YieldCandidate> {
     let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
-    let fits = |other: &&&'y Yielding| {
+    let fits = |other: &&&'y YieldCandidate| {
         let budgets = &other.what.budgets;
         let fits = budgets.iter().all(|budget| {
             let taken = taken.get(&*budget.name).copied().unwrap_or_default();

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use gantry_api::GangStatus;
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Effects, GangEvent, Gangs, Now, PlanRequest, Reply, Settings, SlotChange, Work};
+use gantry_gang::protocol::{
+    Effects, GangEvent, Gangs, Moment, PlanRequest, Reply, Settings, SlotChange, Work,
+};
 
 /// The state machine, with the results of events that are not carried out yet.
 #[derive(Debug)]
@@ -41,20 +43,20 @@ impl Machine {
     }
 
     /// Handles an event.
-    pub(super) fn handle(&mut self, now: Now, event: GangEvent<'_>) -> Reply {
+    pub(super) fn handle(&mut self, now: Moment, event: GangEvent<'_>) -> Reply {
         let effects = self.gangs.handle(now, event);
         self.effects.extend(effects)
     }
 
     /// Handles an event if this process decides.
-    pub(super) fn observe(&mut self, now: Now, event: GangEvent<'_>) {
+    pub(super) fn observe(&mut self, now: Moment, event: GangEvent<'_>) {
         if self.leading {
             self.handle(now, event);
         }
     }
 
     /// The gang to be planned next; `growth` shows whether refused ones are worth another plan.
-    pub(super) fn next(&mut self, now: Now, growth: u64) -> Option<PlanRequest> {
+    pub(super) fn next(&mut self, now: Moment, growth: u64) -> Option<PlanRequest> {
         self.gangs.next(now, growth)
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{Grant, PodUid, ResourceName};
-use gantry_gang::protocol::{Asks, Devices, GangEvent, Member, Now, Stage};
+use gantry_gang::protocol::{Asks, Devices, GangEvent, Member, Moment, Stage};
 use gantry_gang::{Membership, Needs};
 
 use super::machine::Machine;
@@ -161,7 +161,7 @@ pub(super) struct PodReporter<'a> {
 }
 
 impl PodReporter<'_> {
-    fn now(&self) -> Now {
+    fn now(&self) -> Moment {
         self.facts.clock.now()
     }
 

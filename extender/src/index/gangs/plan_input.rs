@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gantry_api::PodUid;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::PlanRequest;
-use gantry_planner::input::{EFFORT, Exact, PlacementRules, PlanInput, Shape};
+use gantry_planner::input::{EFFORT, ExactNode, PlacementRules, PlanInput, Shape};
 
 use super::backfill::BackfillReservations;
 use super::shapes::Shapes;
@@ -129,10 +129,10 @@ impl<'a> PlanSource<'a> {
     }
 
     /// A node with each device by itself.
-    fn exact(self, node: NodeIx) -> Option<Exact<'a>> {
+    fn exact(self, node: NodeIx) -> Option<ExactNode<'a>> {
         let entry = self.facts.nodes.get(node)?;
         let inventory = entry.inventory()?;
-        Some(Exact {
+        Some(ExactNode {
             class: entry.exact(&self.facts.reservations.holds().on(node))?,
             ids: inventory.pools.iter().map(gantry_planner::inventory::Pool::ids).collect(),
         })
@@ -140,7 +140,7 @@ impl<'a> PlanSource<'a> {
 
     /// The nodes of nominated pods of some priority or more, without what those pods will take: kube-scheduler counts a pod on
     /// its nominated node, against pods of no higher priority.
-    fn beside_nominated(self, priority: i32) -> BTreeMap<NodeIx, Exact<'a>> {
+    fn beside_nominated(self, priority: i32) -> BTreeMap<NodeIx, ExactNode<'a>> {
         let mut pods: Vec<_> = self
             .facts
             .unschedulable
@@ -151,7 +151,7 @@ impl<'a> PlanSource<'a> {
             .filter(|(pod, _)| pod.priority >= priority)
             .collect();
         pods.sort_unstable_by_key(|(pod, _)| (Reverse(pod.priority), &pod.uid));
-        let mut nodes: BTreeMap<NodeIx, Exact<'a>> = BTreeMap::new();
+        let mut nodes: BTreeMap<NodeIx, ExactNode<'a>> = BTreeMap::new();
         for (pod, node) in pods {
             let Some(exact) = nodes.remove(&node).or_else(|| self.exact(node)) else {
                 continue;
@@ -167,7 +167,7 @@ impl<'a> PlanSource<'a> {
 
     /// A node without what a pod takes: its best layout where it fits, otherwise everything that it can use, up to what it asks
     /// for.
-    fn without(self, node: &Exact<'a>, request: &Request) -> Exact<'a> {
+    fn without(self, node: &ExactNode<'a>, request: &Request) -> ExactNode<'a> {
         let layouts = decide::judge(&node.class, request)
             .ok()
             .and_then(|()| decide::score(&node.class, request, &[], self.facts.options.policy));

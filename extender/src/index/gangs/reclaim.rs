@@ -24,7 +24,7 @@ use gantry_planner::preempt::{self, VictimCandidate, plan_without_fewest};
 use gantry_planner::snapshot::Snapshot;
 
 use self::budget::VictimWatch;
-use self::releasable::{Releasable, ReleasableReservations};
+use self::releasable::{ReleasableReservations, ReleasableSlots};
 use self::supply::{FreeDevices, HeldDevices, ReleasableDevices, least};
 use super::machine::Machine;
 use super::plan_input::PlanSource;
@@ -38,17 +38,17 @@ const REFRESH: Duration = Duration::from_secs(15);
 const REFRESH_OF_EACH: Duration = Duration::from_millis(50);
 
 /// What a gang asks for, as far as the text of its refusal depends on it.
-type Asked = (Arc<Terms>, usize, u32);
+type RequestKey = (Arc<Terms>, usize, u32);
 
 /// What a gang was refused for.
 #[derive(Debug)]
-struct Refused {
-    asked: Asked,
+struct LastRefusal {
+    asked: RequestKey,
     /// The free devices that the refusal states.
     free: Arc<BTreeMap<ResourceName, u64>>,
 }
 
-fn asked_for(wanted: &PlanRequest) -> Asked {
+fn asked_for(wanted: &PlanRequest) -> RequestKey {
     (Arc::clone(&wanted.terms), wanted.members.len(), wanted.must)
 }
 
@@ -64,11 +64,11 @@ pub(super) struct Reclaim {
     held: HeldDevices,
     releasable: ReleasableDevices,
     /// The last refusals of gangs.
-    refused: HashMap<Arc<GangKey>, Refused>,
+    refused: HashMap<Arc<GangKey>, LastRefusal>,
     /// When refusals were last replaced because they stated other free devices.
     refreshed: Option<Instant>,
     /// What gangs asked for that did not use what was released for them.
-    unused: HashMap<Arc<GangKey>, Asked>,
+    unused: HashMap<Arc<GangKey>, RequestKey>,
     /// Until when gangs wait for terminating pods, in seconds since 1970.
     waits: HashMap<Arc<GangKey>, i64>,
     /// When the first of those pods is overdue, in seconds since 1970.
@@ -185,7 +185,7 @@ impl Reclaim {
         if is_stable && !is_placed {
             // A repeated refusal states the same as before.
             let free = Arc::clone(self.free.of(snapshot));
-            let refused = || Refused { asked: asked_for(wanted), free };
+            let refused = || LastRefusal { asked: asked_for(wanted), free };
             self.refused.entry(Arc::clone(&wanted.gang)).or_insert_with(refused);
         } else {
             self.refused.remove(&wanted.gang);
@@ -203,18 +203,18 @@ impl Reclaim {
         machine: &mut Machine,
         source: PlanSource<'_>,
         wanted: &PlanRequest,
-    ) -> Reclaimed {
+    ) -> ReclaimOutcome {
         if let Some(placement) = self.release_for(machine, source, wanted) {
-            return Reclaimed::Released(placement);
+            return ReclaimOutcome::Released(placement);
         }
         if !self.may_look_for_victims(machine.gangs(), source, wanted) {
-            return Reclaimed::Nothing;
+            return ReclaimOutcome::Nothing;
         }
         if self.waits_for_terminating(machine.gangs(), source, wanted) {
             let resumed = wanted.resumes.then(|| resume(machine.gangs(), source, wanted)).flatten();
-            return resumed.map_or(Reclaimed::Terminating, Reclaimed::Preempted);
+            return resumed.map_or(ReclaimOutcome::Terminating, ReclaimOutcome::Preempted);
         }
-        preempt_for(machine, source, wanted).map_or(Reclaimed::Nothing, Reclaimed::Preempted)
+        preempt_for(machine, source, wanted).map_or(ReclaimOutcome::Nothing, ReclaimOutcome::Preempted)
     }
 
     /// The last refusal of a gang that still asks for the same and for more devices than are free: on a full cluster most of a long queue
@@ -389,7 +389,7 @@ impl Reclaim {
 
 /// What the ladder found for a gang.
 #[derive(Debug)]
-pub(super) enum Reclaimed {
+pub(super) enum ReclaimOutcome {
     /// Other gangs released reservations for it.
     Released(Placement),
     /// Victims are evicted for it, or were by an earlier process.
@@ -432,8 +432,8 @@ fn preempt_for(machine: &mut Machine, source: PlanSource<'_>, wanted: &PlanReque
             preempt::with_released(input, &orphaned, |input| preempt::preempt(input, wanted, candidates))
         })
     })?;
-    let takes = |unit: &&Releasable| unit.what.pods.iter().any(|pod| releasable.uses(&placement, pod));
-    let taken: Vec<&Releasable> = units.iter().filter(takes).collect();
+    let takes = |unit: &&ReleasableSlots| unit.what.pods.iter().any(|pod| releasable.uses(&placement, pod));
+    let taken: Vec<&ReleasableSlots> = units.iter().filter(takes).collect();
     for unit in taken {
         unit.release(machine, source.facts().clock.now(), &wanted.gang);
     }

@@ -21,7 +21,7 @@ use gantry_gang::{OwnerKind, OwnerRef, integrations};
 use serde_json::{Value, json};
 
 use crate::fixtures::{Cluster, bound, bridged, gpu_node, member, plain, pod, target};
-use crate::index::{BindError, BindStep, Outcome, Reserved, Source};
+use crate::index::{BindError, BindGrant, BindStep, Outcome, Source};
 use gantry_planner::decide::Options;
 
 /// Two nodes of eight GPUs.
@@ -204,7 +204,7 @@ fn write_down(cluster: &Cluster) {
 
 /// The GPUs of a member's grant.
 fn granted(admitted: &BindStep) -> Vec<String> {
-    let BindStep::Member(Reserved::Grant { annotation, .. }) = admitted else {
+    let BindStep::Member(BindGrant::Grant { annotation, .. }) = admitted else {
         panic!("{admitted:?}");
     };
     let grant: gantry_api::Grant = serde_json::from_str(annotation).unwrap();
@@ -214,7 +214,7 @@ fn granted(admitted: &BindStep) -> Vec<String> {
 
 /// Shows the pod as its grant says.
 fn show(cluster: &Cluster, pod: &Value, node: &str, admitted: &BindStep) {
-    let BindStep::Member(Reserved::Grant { annotation, .. }) = admitted else {
+    let BindStep::Member(BindGrant::Grant { annotation, .. }) = admitted else {
         panic!("{admitted:?}");
     };
     let mut shown = bound(pod.clone(), node, 1, None);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gantry_api::placement::GangPlacement;
 use gantry_api::{NodeName, PodUid};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Answer, Arrival, BindEnd, GangEvent, Gangs, Now, Offered, Reply};
+use gantry_gang::protocol::{Answer, Arrival, BindEnd, GangEvent, Gangs, Moment, OfferedNodes, Reply};
 
 use super::GangIndex;
 use crate::index::facts::Facts;
@@ -18,7 +18,7 @@ const UNWRITTEN: &str = "its reservation is not written to the Gang yet";
 
 /// What a member waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Awaited {
+pub struct AwaitedGang {
     /// Its gang.
     pub gang: Arc<GangKey>,
     /// Why it cannot get its own reservation, if its gang is decided.
@@ -27,7 +27,7 @@ pub struct Awaited {
 
 /// Whether a pod belongs to a gang, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Belongs {
+pub enum MembershipState {
     /// It does.
     Gang,
     /// It does not.
@@ -38,7 +38,7 @@ pub enum Belongs {
 
 /// A member that kube-scheduler should try again.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Called {
+pub struct ActivatedMember {
     /// Its namespace.
     pub namespace: Arc<str>,
     /// Its name.
@@ -55,26 +55,26 @@ pub(in crate::index) fn goes_by_itself(gangs: &Gangs, pod: &PodFacts) -> bool {
 
 impl GangIndex {
     /// Whether a pod belongs to a gang.
-    pub(in crate::index) fn belongs(&self, facts: &Facts, uid: &str) -> Belongs {
+    pub(in crate::index) fn belongs(&self, facts: &Facts, uid: &str) -> MembershipState {
         let known = facts.pods.get(uid);
         let by_itself = known.is_some_and(|pod| goes_by_itself(self.gangs(), pod));
         if self.members.knows(uid) && !by_itself {
-            return Belongs::Gang;
+            return MembershipState::Gang;
         }
         match known.is_some() {
-            true => Belongs::Single,
-            false => Belongs::Unknown,
+            true => MembershipState::Single,
+            false => MembershipState::Unknown,
         }
     }
 
     /// The answer of filter for a pod. `offered`: whether a node is among the candidates.
     pub(in crate::index) fn answer(
         &mut self,
-        now: Now,
+        now: Moment,
         uid: &PodUid,
         offered: &dyn Fn(&NodeName) -> bool,
     ) -> Answer {
-        let event = GangEvent::Filter { pod: uid, offered: Offered(offered) };
+        let event = GangEvent::Filter { pod: uid, offered: OfferedNodes(offered) };
         match self.machine.handle(now, event) {
             Reply::Answer(answer) => answer,
             _ => Answer::Single,
@@ -100,7 +100,7 @@ impl GangIndex {
     ///
     /// # Errors
     /// This process does not decide.
-    pub(in crate::index) fn arrive(&mut self, now: Now, target: &Target) -> Result<Arrival, BindError> {
+    pub(in crate::index) fn arrive(&mut self, now: Moment, target: &Target) -> Result<Arrival, BindError> {
         if !self.machine.is_leading() {
             // Gangs are not known then: a member that waits here must not be taken for a single pod.
             return Err(BindError::Gang("this extender is no longer the leader; try again".into()));
@@ -113,10 +113,10 @@ impl GangIndex {
     }
 
     /// What a member waits for.
-    pub(in crate::index) fn awaited(&self, uid: &PodUid) -> Option<Awaited> {
+    pub(in crate::index) fn awaited(&self, uid: &PodUid) -> Option<AwaitedGang> {
         let gang = self.gangs().gang_of(uid)?;
         let decided = self.gangs().view(gang).is_some_and(|view| view.is_decided());
-        Some(Awaited { gang: Arc::clone(gang), why: decided.then(|| UNWRITTEN.into()) })
+        Some(AwaitedGang { gang: Arc::clone(gang), why: decided.then(|| UNWRITTEN.into()) })
     }
 
     /// No Binding of a member is being sent, for its bind has ended so: if its reservation is lost, it may get another one.
@@ -127,7 +127,7 @@ impl GangIndex {
     }
 
     /// The result of a member's bind.
-    pub(in crate::index) fn bind_ended(&mut self, now: Now, uid: &PodUid, end: BindEnd) {
+    pub(in crate::index) fn bind_ended(&mut self, now: Moment, uid: &PodUid, end: BindEnd) {
         if end == BindEnd::Gone {
             self.members.note_gone(now.at, uid);
         }
@@ -145,18 +145,22 @@ impl GangIndex {
     }
 
     /// How to activate a member; `None` if it is deleted or bound, or belongs to no gang any more.
-    pub(in crate::index) fn called(&self, facts: &Facts, uid: &PodUid) -> Option<Called> {
+    pub(in crate::index) fn called(&self, facts: &Facts, uid: &PodUid) -> Option<ActivatedMember> {
         let gang = self.gangs().gang_of(uid)?;
         let pod = facts.pods.get(uid).or_else(|| self.members.reported(uid.as_str()))?;
         if pod.node.is_some() {
             return None;
         }
         let nominate = facts.options.nominate.then(|| self.node_for(gang, uid)).flatten().cloned();
-        Some(Called { namespace: Arc::clone(&pod.namespace), name: Arc::clone(&pod.name), nominate })
+        Some(ActivatedMember { namespace: Arc::clone(&pod.namespace), name: Arc::clone(&pod.name), nominate })
     }
 
     /// Takes members to activate, at most `limit`, one gang after the other.
-    pub(in crate::index) fn take_called(&mut self, facts: &Facts, limit: usize) -> Vec<(PodUid, Called)> {
+    pub(in crate::index) fn take_called(
+        &mut self,
+        facts: &Facts,
+        limit: usize,
+    ) -> Vec<(PodUid, ActivatedMember)> {
         let due = self.work.take_called(limit).into_iter();
         due.filter_map(|uid| self.called(facts, &uid).map(|called| (uid, called))).collect()
     }

@@ -7,9 +7,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use gantry_api::ResourceName;
-use gantry_gang::protocol::{Gangs, Holder, PlanRequest, Refusal, Reserved};
+use gantry_gang::protocol::{Gangs, Holder, IdleReservations, PlanRequest, Refusal};
 use gantry_gang::{GangKey, Needs};
-use gantry_planner::decide::Filtered;
+use gantry_planner::decide::FilterVerdict;
 use gantry_planner::input::{PlacementRules, Shape};
 use gantry_planner::request::{Ask, Request};
 use gantry_planner::snapshot::NodeIx;
@@ -92,7 +92,7 @@ impl<'a> ReservationHolders<'a> {
             let holders = self.among(&demands, Some(&wanted.gang));
             // Its own reservations are for its own members.
             let is_others = !holders.is_empty() || self.has_binds_among(&demands);
-            shortage.reserved = is_others.then_some(Reserved { holders });
+            shortage.reserved = is_others.then_some(IdleReservations { holders });
         }
         Refusal::DoesNotFit(shortage)
     }
@@ -149,7 +149,7 @@ impl<'a> ReservationHolders<'a> {
     /// [`NAMED`] are named, those with the earliest end of a reservation.
     pub(in crate::index) fn name_in(
         self,
-        answer: &mut Filtered,
+        answer: &mut FilterVerdict,
         nodes: &[Option<NodeIx>],
         reservations: &ReservationTracker,
     ) {

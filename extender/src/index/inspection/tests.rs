@@ -234,15 +234,15 @@ proptest! {
             match &found.lack {
                 Some(lack) if lack.is_misfit() => prop_assert!(is_ruled_out),
                 _ if is_ruled_out => prop_assert!(false, "{:?}", found),
-                Some(Lack::PluginNotReady { reason }) => {
+                Some(FitFailure::PluginNotReady { reason }) => {
                     prop_assert!(!node.serves);
                     prop_assert_eq!(&**reason, "NotRegistered");
                 }
-                Some(Lack::Devices { free: stated, reserved, asked, .. }) => {
+                Some(FitFailure::Devices { free: stated, reserved, asked, .. }) => {
                     prop_assert_eq!((*stated, *reserved, *asked), (free as usize, 0, gpus));
                     prop_assert!(node.serves && free < gpus);
                 }
-                Some(Lack::Resource { .. }) => prop_assert!(node.serves && free >= gpus && left < cpu),
+                Some(FitFailure::Resource { .. }) => prop_assert!(node.serves && free >= gpus && left < cpu),
                 None => prop_assert!(node.serves && free >= gpus && left >= cpu),
                 other => prop_assert!(false, "{:?}", other),
             }

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fixtures::{GPU, watched};
-use crate::index::{Belongs, Index, SlimNode, Source, described};
-use crate::pod::{Reader, Seen, Words};
+use crate::index::{Index, MembershipState, SlimNode, Source, described};
+use crate::pod::{ParsedPod, Reader, TextInterner};
 use gantry_planner::decide::Options;
 
 const NODES: [&str; 4] = ["n0", "n1", "n2", "n3"];
@@ -152,7 +152,7 @@ impl Node {
             "status": {"allocatable": {"cpu": self.cpu.to_string(), "pods": "110", GPU: "8"}},
         }))
         .unwrap();
-        described(&watched(), &node, &mut Words::default())
+        described(&watched(), &node, &mut TextInterner::default())
     }
 
     fn domain(&self, name: usize, key: &str) -> Option<&'static str> {
@@ -194,13 +194,13 @@ impl World {
         };
         let read = serde_json::from_value(pod.json(&uid(number))).unwrap();
         match (self.reader.read(read).unwrap(), gone) {
-            (Seen::Facts(pod), false) => self.index.pod_applied(*pod),
-            (Seen::Facts(pod), true) => {
+            (ParsedPod::Facts(pod), false) => self.index.pod_applied(*pod),
+            (ParsedPod::Facts(pod), true) => {
                 let uid = pod.uid.clone();
                 self.index.pod_deleted(Instant::now(), &uid, Some(*pod));
             }
-            (Seen::OtherPod(pod), false) => self.index.other_pod_applied(*pod),
-            (Seen::OtherPod(pod), true) => self.index.other_pod_gone(&pod.uid),
+            (ParsedPod::OtherPod(pod), false) => self.index.other_pod_applied(*pod),
+            (ParsedPod::OtherPod(pod), true) => self.index.other_pod_gone(&pod.uid),
         }
     }
 
@@ -418,8 +418,8 @@ fn pod_missing_from_list_is_gone_despite_changed_needs() {
     other["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
         json!([{"topologyKey": "zone", "labelSelector": {"matchLabels": {"index": "1"}}}]);
     match world.reader.read(serde_json::from_value(other).unwrap()).unwrap() {
-        Seen::OtherPod(pod) => world.index.other_pod_applied(*pod),
-        Seen::Facts(_) => panic!("it asks for nothing that is watched"),
+        ParsedPod::OtherPod(pod) => world.index.other_pod_applied(*pod),
+        ParsedPod::Facts(_) => panic!("it asks for nothing that is watched"),
     }
     world.index.publish();
     assert_eq!(world.index.pod("p0").unwrap().needs.labels.len(), 1);
@@ -436,9 +436,9 @@ fn labels_that_no_term_is_about_any_more_are_forgotten() {
         pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
             json!([{"topologyKey": "zone", "labelSelector": {"matchLabels": {label: "1"}}}]);
         match world.reader.read(serde_json::from_value(pod).unwrap()).unwrap() {
-            Seen::OtherPod(pod) if gone => world.index.other_pod_gone(&pod.uid),
-            Seen::OtherPod(pod) => world.index.other_pod_applied(*pod),
-            Seen::Facts(_) => panic!("it asks for nothing that is watched"),
+            ParsedPod::OtherPod(pod) if gone => world.index.other_pod_gone(&pod.uid),
+            ParsedPod::OtherPod(pod) => world.index.other_pod_applied(*pod),
+            ParsedPod::Facts(_) => panic!("it asks for nothing that is watched"),
         }
         world.index.publish();
     };
@@ -496,7 +496,7 @@ fn overflowing_requests_leave_node_resources_intact() {
     let mut read = |uid: &str| {
         greedy["metadata"]["uid"] = uid.into();
         match world.reader.read(serde_json::from_value(greedy.clone()).unwrap()) {
-            Some(Seen::OtherPod(pod)) => *pod,
+            Some(ParsedPod::OtherPod(pod)) => *pod,
             other => panic!("{other:?}"),
         }
     };
@@ -525,7 +525,7 @@ fn pods_of_one_controller_are_of_one_kind() {
         let mut pod = Pod { gpus: false, node: Some(0), ..PLAIN }.json(&uid(number));
         pod["metadata"]["labels"] = json!({"app": "web"});
         match world.reader.read(serde_json::from_value(pod).unwrap()) {
-            Some(Seen::OtherPod(pod)) => world.index.other_pod_applied(*pod),
+            Some(ParsedPod::OtherPod(pod)) => world.index.other_pod_applied(*pod),
             other => panic!("{other:?}"),
         }
     }
@@ -540,14 +540,14 @@ fn member_without_devices_stays_until_it_is_deleted() {
     let mut launcher = Pod { gpus: false, ended: true, ..PLAIN }.json("l");
     launcher["metadata"]["annotations"] = json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": "4"});
     match world.reader.read(serde_json::from_value(launcher).unwrap()) {
-        Some(Seen::OtherPod(pod)) => world.index.other_pod_applied(*pod),
+        Some(ParsedPod::OtherPod(pod)) => world.index.other_pod_applied(*pod),
         other => panic!("{other:?}"),
     }
     // It has ended, and is on no node: it counts all the same.
-    assert_eq!(world.index.belongs("l"), Belongs::Gang);
+    assert_eq!(world.index.belongs("l"), MembershipState::Gang);
     assert_eq!(world.index.facts.resources.members().len(), 1);
     world.index.other_pod_gone(&"l".into());
-    assert_ne!(world.index.belongs("l"), Belongs::Gang);
+    assert_ne!(world.index.belongs("l"), MembershipState::Gang);
     assert!(world.index.facts.resources.members().is_empty());
 }
 

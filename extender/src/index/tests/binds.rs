@@ -46,7 +46,7 @@ fn a_repeated_bind_gets_the_same_grant() {
     assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
     finish(&cluster, "a", Outcome::Bound);
     cluster.pod(&bound(pod("a", 2), "n", 1, Some("0,1")));
-    assert_eq!(reserve(&cluster, "a").unwrap(), Reserved::AlreadyBound);
+    assert_eq!(reserve(&cluster, "a").unwrap(), BindGrant::AlreadyBound);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn a_bind_that_makes_no_sense_is_refused_with_its_reason() {
     assert_eq!(on("a", "nowhere").unwrap_err(), "node nowhere does not exist");
     assert_eq!(on("a", "unlisted").unwrap_err(), "node unlisted does not exist");
     assert_eq!(on("big", "n").unwrap_err(), "node n: 8 of 8 GPUs free, 9 asked");
-    assert_eq!(on("a", "foreign"), Ok(Reserved::Plain));
+    assert_eq!(on("a", "foreign"), Ok(BindGrant::Plain));
     let mut renamed = target("a", "n");
     renamed.name = "b".to_owned();
     let error = cluster.store.update(|index| index.reserve(&renamed, None)).unwrap_err();
@@ -205,7 +205,7 @@ fn what_was_held_among_other_resources_is_not_granted_unseen() {
         "provenance": "PodResources", "state": "Live",
     }]);
     cluster.inventory(&shared);
-    let Reserved::Grant { annotation, .. } = reserve(&cluster, "a").unwrap() else {
+    let BindGrant::Grant { annotation, .. } = reserve(&cluster, "a").unwrap() else {
         panic!("nothing is granted");
     };
     let grant: gantry_api::Grant = serde_json::from_str(&annotation).unwrap();
@@ -222,7 +222,7 @@ fn a_grant_for_several_containers_is_whole() {
     ]);
     cluster.pod(&several);
     let reserved = reserve(&cluster, "a").unwrap();
-    let Reserved::Grant { annotation, .. } = &reserved else {
+    let BindGrant::Grant { annotation, .. } = &reserved else {
         panic!("{reserved:?}");
     };
     let grant = gantry_api::Grant::parse(annotation, &"a".into(), &"n".into()).unwrap();
@@ -244,7 +244,7 @@ fn pod_with_ambiguous_containers_is_bound_and_counted() {
         {"name": "b", "resources": {"limits": {"nvidia.com/gpu": "4"}}},
     ]);
     cluster.pod(&mixed);
-    let Reserved::Grant { annotation, .. } = reserve(&cluster, "a").unwrap() else {
+    let BindGrant::Grant { annotation, .. } = reserve(&cluster, "a").unwrap() else {
         panic!("no grant");
     };
     assert_eq!(set(&cluster.free("n")).len(), 2);

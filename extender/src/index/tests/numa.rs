@@ -38,7 +38,7 @@ fn guaranteed(name: &str, gpus: u32, cpus: &str) -> Value {
 }
 
 /// The NUMA node of a grant of one GPU.
-fn numa_of(reserved: Result<Reserved, BindError>) -> u32 {
+fn numa_of(reserved: Result<BindGrant, BindError>) -> u32 {
     granted(&reserved.unwrap()).parse::<u32>().unwrap() / 4
 }
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::fixtures::{Cluster, bound, bridged, cut_node, pod_of, publish, target};
-use crate::index::{Outcome, Reserved};
+use crate::index::{BindGrant, Outcome};
 use gantry_planner::decide::Options;
 
 const GPU: &str = "nvidia.com/gpu";
@@ -130,9 +130,9 @@ impl World {
         let Ok(reserved) = self.cluster.store.update(|index| index.reserve(&target, None)) else {
             return Ok(());
         };
-        let Reserved::Grant { annotation, .. } = reserved else {
+        let BindGrant::Grant { annotation, .. } = reserved else {
             // Nobody on this node serves it, and nobody else did: then it is not ours.
-            prop_assert!(matches!(reserved, Reserved::Plain));
+            prop_assert!(matches!(reserved, BindGrant::Plain));
             return Ok(());
         };
         let grant: gantry_api::Grant = serde_json::from_str(&annotation).unwrap();
@@ -238,7 +238,7 @@ impl World {
         let mut answers = BTreeMap::new();
         let snapshot = self.cluster.store.snapshot();
         for name in NODES {
-            let gantry_planner::snapshot::Standing::Ours(class) =
+            let gantry_planner::snapshot::NodeState::Ours(class) =
                 snapshot.standing(snapshot.find(name).unwrap())
             else {
                 continue;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::granted;
 use crate::fixtures::{Cluster, bound, bridged, gpu_node, holder, pod, quarantined, set, target};
-use crate::index::{Outcome, Reserved, Source};
+use crate::index::{BindGrant, Outcome, Source};
 use gantry_planner::decide::Options;
 
 const NODES: [&str; 2] = ["n0", "n1"];
@@ -196,7 +196,7 @@ impl World {
         let Ok(reserved) = self.cluster.store.update(|index| index.reserve(&target, None)) else {
             return Ok(());
         };
-        let Reserved::Grant { annotation, .. } = &reserved else {
+        let BindGrant::Grant { annotation, .. } = &reserved else {
             // There is no GpuNode to grant from.
             self.cluster.store.update(|index| index.finish(now, &target, Outcome::Failed));
             return Ok(());

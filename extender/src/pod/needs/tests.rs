@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fixtures::{GPU, facts, pod, watched};
-use crate::pod::{OtherPod, Reader, Seen};
+use crate::pod::{OtherPod, ParsedPod, Reader};
 
 fn spec(spec: Value) -> SlimSpec {
     serde_json::from_value(spec).unwrap()
@@ -29,12 +29,12 @@ fn labelled(labels: &[(&str, &str)], written: Value) -> Needs {
         labels: Some(labels.collect()),
         ..ObjectMeta::default()
     };
-    spec(written).needs(None, &watched(), &metadata, &mut Words::default())
+    spec(written).needs(None, &watched(), &metadata, &mut TextInterner::default())
 }
 
 fn other_pod(pod: Value) -> OtherPod {
     match Reader::new(watched()).read(serde_json::from_value(pod).unwrap()) {
-        Some(Seen::OtherPod(other_pod)) => *other_pod,
+        Some(ParsedPod::OtherPod(other_pod)) => *other_pod,
         other => panic!("{other:?}"),
     }
 }
@@ -297,7 +297,7 @@ fn pod_without_devices_shares_profile_and_load() {
             "spec": {"nodeName": "n", "containers": [container("1")]},
         });
         match reader.read(serde_json::from_value(pod).unwrap()) {
-            Some(Seen::OtherPod(other_pod)) => other_pod,
+            Some(ParsedPod::OtherPod(other_pod)) => other_pod,
             other => panic!("{other:?}"),
         }
     };

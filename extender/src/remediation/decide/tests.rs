@@ -58,7 +58,7 @@ fn limits(nodes: u32, gpus: u32, actions_per_hour: u32) -> RemediationLimits {
 /// What the executor does with a step, as the watch shows it later.
 fn apply(nodes: &mut Nodes, step: &Step) {
     let node = Arc::make_mut(nodes.get_mut(&step.node).unwrap());
-    if let What::Act(action) = step.what
+    if let StepKind::Act(action) = step.what
         && (action == RemediationAction::Cordon || drains(action))
     {
         node.gpus.iter_mut().filter(|gpu| gpu.uuid == step.gpu).for_each(|gpu| gpu.cordoned = true);
@@ -67,7 +67,7 @@ fn apply(nodes: &mut Nodes, step: &Step) {
 }
 
 /// Decides and acts; what was done.
-fn run(rules: &RemediationRules, nodes: &mut Nodes, now: i64) -> Vec<What> {
+fn run(rules: &RemediationRules, nodes: &mut Nodes, now: i64) -> Vec<StepKind> {
     let steps = decide(rules, nodes, true, now);
     steps.iter().for_each(|step| apply(nodes, step));
     steps.into_iter().map(|step| step.what).collect()
@@ -83,13 +83,13 @@ fn fault_is_acted_on_once() {
     let steps = decide(&rules, &nodes, true, 100);
     assert_eq!(steps.len(), 1);
     assert_eq!((steps[0].node.as_str(), steps[0].index, steps[0].fault.as_str()), ("n0", 1, "Xid 79"));
-    assert_eq!(run(&rules, &mut nodes, 100), [What::Act(Cordon)]);
+    assert_eq!(run(&rules, &mut nodes, 100), [StepKind::Act(Cordon)]);
     assert_eq!(run(&rules, &mut nodes, 101), []);
     // The operator returns the GPU with the same fault: that is a decision.
     node_mut(&mut nodes, 0).gpus[1].cordoned = false;
     assert_eq!(run(&rules, &mut nodes, 5000), []);
     fail(&mut nodes, 0, 1, 79, 4000);
-    assert_eq!(run(&rules, &mut nodes, 5000), [What::Act(Cordon)]);
+    assert_eq!(run(&rules, &mut nodes, 5000), [StepKind::Act(Cordon)]);
 }
 
 #[test]
@@ -98,15 +98,15 @@ fn rate_counts_faults_within_the_window() {
     let mut nodes = cluster(1, 1);
     let rules = rules(limits(9, 9, 9), vec![RemediationRule { count: 2, ..rule(Drain) }]);
     fail(&mut nodes, 0, 0, 79, 50);
-    assert_eq!(run(&rules, &mut nodes, 50), [What::Count]);
+    assert_eq!(run(&rules, &mut nodes, 50), [StepKind::Count]);
     assert_eq!(run(&rules, &mut nodes, 51), []);
     // The first is over, and counts for as long as the window.
     node_mut(&mut nodes, 0).gpus[0].problems.clear();
     fail(&mut nodes, 0, 0, 79, 2000);
-    assert_eq!(run(&rules, &mut nodes, 2000), [What::Count]);
+    assert_eq!(run(&rules, &mut nodes, 2000), [StepKind::Count]);
     node_mut(&mut nodes, 0).gpus[0].problems.clear();
     fail(&mut nodes, 0, 0, 79, 2500);
-    assert_eq!(run(&rules, &mut nodes, 2500), [What::Act(Drain)]);
+    assert_eq!(run(&rules, &mut nodes, 2500), [StepKind::Act(Drain)]);
 }
 
 #[test]
@@ -115,10 +115,10 @@ fn dry_run_reports_once_and_is_due_when_real() {
     let mut nodes = cluster(1, 1);
     fail(&mut nodes, 0, 0, 79, 50);
     let dry = rules(limits(9, 9, 9), vec![RemediationRule { dry_run: true, ..rule(Cordon) }]);
-    assert_eq!(run(&dry, &mut nodes, 60), [What::DryRun(Cordon)]);
+    assert_eq!(run(&dry, &mut nodes, 60), [StepKind::DryRun(Cordon)]);
     assert_eq!(run(&dry, &mut nodes, 61), []);
     assert_eq!(nodes.values().next().unwrap().record.written(), None);
-    assert_eq!(run(&rules(limits(9, 9, 9), vec![rule(Cordon)]), &mut nodes, 62), [What::Act(Cordon)]);
+    assert_eq!(run(&rules(limits(9, 9, 9), vec![rule(Cordon)]), &mut nodes, 62), [StepKind::Act(Cordon)]);
 }
 
 #[test]
@@ -127,10 +127,10 @@ fn mark_of_node_is_withdrawn_with_the_last_fault() {
     let mut nodes = cluster(1, 2);
     let rules = rules(limits(9, 9, 9), vec![rule(Taint)]);
     fail(&mut nodes, 0, 0, 79, 50);
-    assert_eq!(run(&rules, &mut nodes, 60), [What::Act(Taint)]);
+    assert_eq!(run(&rules, &mut nodes, 60), [StepKind::Act(Taint)]);
     assert_eq!(run(&rules, &mut nodes, 70), []);
     node_mut(&mut nodes, 0).gpus[0].problems.clear();
-    assert_eq!(run(&rules, &mut nodes, 80), [What::Withdraw(Taint)]);
+    assert_eq!(run(&rules, &mut nodes, 80), [StepKind::Withdraw(Taint)]);
     assert_eq!(run(&rules, &mut nodes, 90), []);
 }
 
@@ -142,7 +142,7 @@ fn limit_that_holds_back_is_named() {
     let held = |limits, action| {
         let steps = decide(&rules(limits, vec![rule(action)]), &nodes, true, 60);
         let held = steps.iter().filter_map(|step| match &step.what {
-            What::HoldBack(_, limit) => Some(limit.to_string()),
+            StepKind::HoldBack(_, limit) => Some(limit.to_string()),
             _ => None,
         });
         held.collect::<Vec<_>>()
@@ -183,19 +183,19 @@ fn failed_reset_is_repeated_within_limits() {
     let mut nodes = cluster(1, 1);
     let all = rules(limits(9, 9, 2), vec![rule(Reset)]);
     fail(&mut nodes, 0, 0, 79, 50);
-    assert_eq!(run(&all, &mut nodes, 60), [What::Act(Reset)]);
+    assert_eq!(run(&all, &mut nodes, 60), [StepKind::Act(Reset)]);
     assert!(node_mut(&mut nodes, 0).gpus[0].cordoned);
     reset(&mut nodes, (0, 0), 70, None);
     fail(&mut nodes, 0, 0, 79, 75);
     assert_eq!(run(&all, &mut nodes, 80), [], "the reset is under way");
     reset(&mut nodes, (0, 0), 90, Some(false));
     assert_eq!(run(&all, &mut nodes, 90 + RESET_PAUSE - 1), []);
-    assert_eq!(run(&all, &mut nodes, 90 + RESET_PAUSE), [What::ResetAgain]);
+    assert_eq!(run(&all, &mut nodes, 90 + RESET_PAUSE), [StepKind::ResetAgain]);
     reset(&mut nodes, (0, 0), 400, None);
     reset(&mut nodes, (0, 0), 410, Some(false));
-    let held = What::HoldBack(Reset, Limit::Actions { used: 2, most: 2 });
+    let held = StepKind::HoldBack(Reset, Limit::Actions { used: 2, most: 2 });
     assert_eq!(run(&all, &mut nodes, 1000), [held]);
-    assert_eq!(run(&all, &mut nodes, 60 + HOUR), [What::ResetAgain]);
+    assert_eq!(run(&all, &mut nodes, 60 + HOUR), [StepKind::ResetAgain]);
     reset(&mut nodes, (0, 0), 4000, None);
     reset(&mut nodes, (0, 0), 4010, Some(false));
     assert_eq!(run(&all, &mut nodes, 20_000), [], "three resets in a day");
@@ -208,14 +208,14 @@ fn fault_after_a_reset_is_acted_on() {
     let mut nodes = cluster(1, 1);
     let all = rules(limits(9, 9, 9), vec![rule(Reset)]);
     fail(&mut nodes, 0, 0, 79, 50);
-    assert_eq!(run(&all, &mut nodes, 60), [What::Act(Reset)]);
+    assert_eq!(run(&all, &mut nodes, 60), [StepKind::Act(Reset)]);
     reset(&mut nodes, (0, 0), 70, None);
     reset(&mut nodes, (0, 0), 90, Some(true));
     assert_eq!(run(&all, &mut nodes, 91), [], "the watch still shows the fault");
     node_mut(&mut nodes, 0).gpus[0].problems.clear();
     assert_eq!(run(&all, &mut nodes, 92), []);
     fail(&mut nodes, 0, 0, 79, 100);
-    assert_eq!(run(&all, &mut nodes, 100), [What::Act(Reset)]);
+    assert_eq!(run(&all, &mut nodes, 100), [StepKind::Act(Reset)]);
 }
 
 /// Without the manifest that permits resets nothing is done about the fault, and that is reported.
@@ -227,11 +227,11 @@ fn reset_without_the_right_does_nothing() {
     fail(&mut nodes, 0, 0, 79, 50);
     let steps = decide(&all, &nodes, false, 60);
     let [step] = &steps[..] else { panic!("{steps:?}") };
-    assert_eq!(step.what, What::HoldBack(Reset, Limit::ResetRight));
+    assert_eq!(step.what, StepKind::HoldBack(Reset, Limit::ResetRight));
     assert!(step.entry.acted.is_none() && step.entry.actions.is_empty());
     let dry = rules(limits(9, 9, 9), vec![RemediationRule { dry_run: true, ..rule(Reset) }]);
-    assert_eq!(decide(&dry, &nodes, false, 60)[0].what, What::DryRun(Reset));
-    assert_eq!(run(&all, &mut nodes, 60), [What::Act(Reset)], "the manifest was applied");
+    assert_eq!(decide(&dry, &nodes, false, 60)[0].what, StepKind::DryRun(Reset));
+    assert_eq!(run(&all, &mut nodes, 60), [StepKind::Act(Reset)], "the manifest was applied");
 }
 
 /// An Xid of an application, as the plugin publishes the last of it.
@@ -250,11 +250,11 @@ fn application_xids_are_counted_by_rate() {
     let one = RemediationRule { xids: [94].into(), count: 3, window, ..rule(Cordon) };
     let all = rules(limits(9, 9, 9), vec![one]);
     for (at, expected) in [
-        (1000, vec![What::Count]),
-        (1300, vec![What::Count]),
+        (1000, vec![StepKind::Count]),
+        (1300, vec![StepKind::Count]),
         // The first is out of the window.
-        (1950, vec![What::Count]),
-        (2100, vec![What::Act(Cordon)]),
+        (1950, vec![StepKind::Count]),
+        (2100, vec![StepKind::Act(Cordon)]),
         // Once in an hour.
         (2200, vec![]),
         (2100 + HOUR - 1, vec![]),
@@ -279,9 +279,9 @@ fn application_xid_is_present_for_an_hour() {
     };
     raise(&mut nodes, 13, 50_000);
     assert_eq!(run(&all(Event), &mut nodes, 50_000 + HOUR), []);
-    assert_eq!(run(&all(Taint), &mut nodes, 50_010), [What::Act(Taint)]);
+    assert_eq!(run(&all(Taint), &mut nodes, 50_010), [StepKind::Act(Taint)]);
     assert_eq!(run(&all(Taint), &mut nodes, 49_999 + HOUR), []);
-    assert_eq!(run(&all(Taint), &mut nodes, 50_000 + HOUR), [What::Withdraw(Taint)]);
+    assert_eq!(run(&all(Taint), &mut nodes, 50_000 + HOUR), [StepKind::Withdraw(Taint)]);
 }
 
 /// A driver upgrade by NVIDIA's operator takes NVML away: that is no fault to act on, and a reset would race the upgrade.
@@ -295,10 +295,10 @@ fn action_waits_while_another_program_marks_node() {
             let all = rules(limits(9, 9, 9), vec![RemediationRule { dry_run, ..rule(action) }]);
             fail(&mut nodes, 0, 0, 79, 50);
             node_mut(&mut nodes, 0).mark = Some(Arc::clone(&mark));
-            let held = What::HoldBack(action, Limit::Marked(Arc::clone(&mark)));
+            let held = StepKind::HoldBack(action, Limit::Marked(Arc::clone(&mark)));
             assert_eq!(run(&all, &mut nodes, 60), [held]);
             node_mut(&mut nodes, 0).mark = None;
-            let due = if dry_run { What::DryRun(action) } else { What::Act(action) };
+            let due = if dry_run { StepKind::DryRun(action) } else { StepKind::Act(action) };
             assert_eq!(run(&all, &mut nodes, 70), [due], "the fault outlasts the upgrade");
         }
     }
@@ -306,7 +306,7 @@ fn action_waits_while_another_program_marks_node() {
     fail(&mut nodes, 0, 0, 79, 50);
     node_mut(&mut nodes, 0).mark = Some(mark);
     let report = rules(limits(9, 9, 9), vec![rule(Event)]);
-    assert_eq!(run(&report, &mut nodes, 60), [What::Act(Event)], "a report changes nothing");
+    assert_eq!(run(&report, &mut nodes, 60), [StepKind::Act(Event)], "a report changes nothing");
 }
 
 /// Each upgrade of a driver would otherwise bring its nodes closer to a drain.
@@ -321,9 +321,9 @@ fn fault_on_a_marked_node_counts_for_no_rate() {
     node_mut(&mut nodes, 0).gpus[0].problems.clear();
     node_mut(&mut nodes, 0).mark = None;
     fail(&mut nodes, 0, 0, 79, 70);
-    assert_eq!(run(&all, &mut nodes, 80), [What::Count]);
+    assert_eq!(run(&all, &mut nodes, 80), [StepKind::Count]);
     fail(&mut nodes, 0, 0, 79, 90);
-    assert_eq!(run(&all, &mut nodes, 90), [What::Act(Drain)]);
+    assert_eq!(run(&all, &mut nodes, 90), [StepKind::Act(Drain)]);
 }
 
 /// Something that happens between two decisions.
@@ -431,11 +431,11 @@ proptest! {
             let steps = decide(&rules, &nodes, may_reset, now);
             for step in &steps {
                 let real = match step.what {
-                    What::Act(action) => action != RemediationAction::Event,
-                    What::ResetAgain => true,
+                    StepKind::Act(action) => action != RemediationAction::Event,
+                    StepKind::ResetAgain => true,
                     _ => false,
                 };
-                let resets = matches!(step.what, What::Act(RemediationAction::Reset) | What::ResetAgain);
+                let resets = matches!(step.what, StepKind::Act(RemediationAction::Reset) | StepKind::ResetAgain);
                 prop_assert!(may_reset || !resets, "{step:?}");
                 prop_assert!(!real || nodes[&step.node].mark.is_none(), "{step:?}");
                 // What is under way is neither begun again nor forgotten.
@@ -447,7 +447,7 @@ proptest! {
                 if real {
                     taken.push(now);
                 }
-                if let What::DryRun(_) = step.what {
+                if let StepKind::DryRun(_) = step.what {
                     prop_assert_eq!(nodes[&step.node].record.written(), written);
                 }
             }
@@ -469,9 +469,9 @@ proptest! {
                 prop_assert!(day <= MAX_RESETS, "{day} resets of a GPU");
             }
             let again = decide(&rules, &nodes, may_reset, now);
-            let again: Vec<_> = again.iter().filter(|step| !matches!(step.what, What::HoldBack(..))).collect();
+            let again: Vec<_> = again.iter().filter(|step| !matches!(step.what, StepKind::HoldBack(..))).collect();
             // What is taken back makes room.
-            let withdrawn = steps.iter().any(|step| matches!(step.what, What::Withdraw(_)));
+            let withdrawn = steps.iter().any(|step| matches!(step.what, StepKind::Withdraw(_)));
             prop_assert!(withdrawn || again.is_empty(), "{again:?}");
         }
     }

@@ -13,15 +13,15 @@ fn ended(result: Result) -> Progress {
 /// A leader that ends between any two writes leaves a record from which the next continues with the same Job.
 #[test]
 fn reset_continues_from_every_record() {
-    assert_eq!(follow(&NEW, Progress::Absent, (true, false), 101), Follow::Create);
+    assert_eq!(follow(&NEW, Progress::Absent, (true, false), 101), ResetFollowUp::Create);
     assert_eq!(
         follow(&NEW, Progress::Runs, (true, false), 101),
-        Follow::Created,
+        ResetFollowUp::Created,
         "the leader before created it"
     );
-    assert_eq!(follow(&CREATED, Progress::Runs, (true, false), 5000), Follow::Wait);
+    assert_eq!(follow(&CREATED, Progress::Runs, (true, false), 5000), ResetFollowUp::Wait);
     for reset in [NEW, CREATED] {
-        let healthy = Follow::Ended(Result::Healthy, "why".to_owned());
+        let healthy = ResetFollowUp::Ended(Result::Healthy, "why".to_owned());
         assert_eq!(follow(&reset, ended(Result::Healthy), (true, false), 101), healthy);
     }
 }
@@ -29,25 +29,25 @@ fn reset_continues_from_every_record() {
 /// A Job that runs is not interrupted. One that was not created yet is not.
 #[test]
 fn rule_that_is_gone_ends_only_what_has_not_begun() {
-    assert_eq!(follow(&NEW, Progress::Absent, (false, false), 101), Follow::Withdraw);
-    assert_eq!(follow(&CREATED, Progress::Runs, (false, false), 101), Follow::Wait);
-    assert_eq!(follow(&NEW, Progress::Runs, (false, false), 101), Follow::Created);
+    assert_eq!(follow(&NEW, Progress::Absent, (false, false), 101), ResetFollowUp::Withdraw);
+    assert_eq!(follow(&CREATED, Progress::Runs, (false, false), 101), ResetFollowUp::Wait);
+    assert_eq!(follow(&NEW, Progress::Runs, (false, false), 101), ResetFollowUp::Created);
 }
 
 /// A driver upgrade began after the reset was recorded and before its Job existed.
 #[test]
 fn job_is_not_created_on_a_marked_node() {
-    assert_eq!(follow(&NEW, Progress::Absent, (true, true), 101), Follow::HoldBack);
-    assert_eq!(follow(&NEW, Progress::Absent, (false, true), 101), Follow::Withdraw);
-    assert_eq!(follow(&CREATED, Progress::Runs, (true, true), 101), Follow::Wait);
-    let healthy = Follow::Ended(Result::Healthy, "why".to_owned());
+    assert_eq!(follow(&NEW, Progress::Absent, (true, true), 101), ResetFollowUp::HoldBack);
+    assert_eq!(follow(&NEW, Progress::Absent, (false, true), 101), ResetFollowUp::Withdraw);
+    assert_eq!(follow(&CREATED, Progress::Runs, (true, true), 101), ResetFollowUp::Wait);
+    let healthy = ResetFollowUp::Ended(Result::Healthy, "why".to_owned());
     assert_eq!(follow(&CREATED, ended(Result::Healthy), (true, true), 101), healthy);
 }
 
 #[test]
 fn job_that_is_gone_or_never_there_is_a_failure() {
     let result = |reset, now| match follow(&reset, Progress::Absent, (true, false), now) {
-        Follow::Ended(result, _) => Some(result),
+        ResetFollowUp::Ended(result, _) => Some(result),
         _ => None,
     };
     assert_eq!(result(CREATED, 101), Some(Result::Deleted));
@@ -57,16 +57,19 @@ fn job_that_is_gone_or_never_there_is_a_failure() {
 
 #[test]
 fn gpu_is_reset_once_nothing_is_in_the_way() {
-    let free = Drained { is_wanted: true, ..Drained::default() };
-    assert_eq!(begin(&free), Begin::Reset);
-    assert_eq!(begin(&Drained { is_wanted: false, is_held: true, ..free }), Begin::Withdraw);
-    assert_eq!(begin(&Drained { is_held: true, resets: 9, ..free }), Begin::Evict);
-    assert_eq!(begin(&Drained { resets: MAX_RESETS, is_pausing: true, ..free }), Begin::GiveUp);
-    assert_eq!(begin(&Drained { is_pausing: true, ..free }), Begin::Wait);
-    assert_eq!(begin(&Drained { is_node_busy: true, is_group_in_use: true, ..free }), Begin::Wait);
-    assert_eq!(begin(&Drained { is_group_in_use: true, ..free }), Begin::HoldBack);
-    assert_eq!(begin(&Drained { is_marked: true, is_held: true, resets: 9, ..free }), Begin::HoldBack);
-    assert_eq!(begin(&Drained { is_marked: true, is_wanted: false, ..free }), Begin::Withdraw);
+    let free = DrainState { is_wanted: true, ..DrainState::default() };
+    assert_eq!(begin(&free), ResetStart::Reset);
+    assert_eq!(begin(&DrainState { is_wanted: false, is_held: true, ..free }), ResetStart::Withdraw);
+    assert_eq!(begin(&DrainState { is_held: true, resets: 9, ..free }), ResetStart::Evict);
+    assert_eq!(begin(&DrainState { resets: MAX_RESETS, is_pausing: true, ..free }), ResetStart::GiveUp);
+    assert_eq!(begin(&DrainState { is_pausing: true, ..free }), ResetStart::Wait);
+    assert_eq!(begin(&DrainState { is_node_busy: true, is_group_in_use: true, ..free }), ResetStart::Wait);
+    assert_eq!(begin(&DrainState { is_group_in_use: true, ..free }), ResetStart::HoldBack);
+    assert_eq!(
+        begin(&DrainState { is_marked: true, is_held: true, resets: 9, ..free }),
+        ResetStart::HoldBack
+    );
+    assert_eq!(begin(&DrainState { is_marked: true, is_wanted: false, ..free }), ResetStart::Withdraw);
 }
 
 proptest! {
@@ -77,9 +80,9 @@ proptest! {
         is_wanted: bool, is_held: bool, resets in 0..6usize, is_pausing: bool, is_node_busy: bool, is_group_in_use: bool,
         is_marked: bool,
     ) {
-        let seen = Drained { is_wanted, is_held, resets, is_pausing, is_node_busy, is_group_in_use, is_marked };
+        let seen = DrainState { is_wanted, is_held, resets, is_pausing, is_node_busy, is_group_in_use, is_marked };
         let may = is_wanted && !is_marked && !is_held && resets < MAX_RESETS && !is_pausing && !is_node_busy && !is_group_in_use;
-        prop_assert_eq!(begin(&seen) == Begin::Reset, may);
+        prop_assert_eq!(begin(&seen) == ResetStart::Reset, may);
     }
 }
 

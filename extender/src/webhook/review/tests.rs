@@ -3,7 +3,7 @@ use serde_json::Value;
 use super::*;
 
 fn assignment() -> Assignment {
-    Assignment { watched: Watched::new(["example.com/a100".into()]), scheduler: "gantry".to_owned() }
+    Assignment { watched: WatchedResources::new(["example.com/a100".into()]), scheduler: "gantry".to_owned() }
 }
 
 /// A container with these limits and requests.

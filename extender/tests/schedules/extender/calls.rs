@@ -168,14 +168,14 @@ impl World {
         }
     }
 
-    pub(super) fn begin_writing(&mut self, run: u32, number: u64, reserved: &Reserved, member: bool) {
+    pub(super) fn begin_writing(&mut self, run: u32, number: u64, reserved: &BindGrant, member: bool) {
         let grant = match reserved {
-            Reserved::AlreadyBound => {
+            BindGrant::AlreadyBound => {
                 self.end(run, number, Ok(()));
                 return;
             }
-            Reserved::Plain => None,
-            Reserved::Grant { annotation, .. } => Some(Arc::clone(annotation)),
+            BindGrant::Plain => None,
+            BindGrant::Grant { annotation, .. } => Some(Arc::clone(annotation)),
         };
         if let Some(task) = self.task(run, number) {
             let target = task.target.clone();

@@ -24,7 +24,7 @@ struct Readers {
 pub(crate) fn read_pod(text: &str) -> PodFacts {
     let pod = serde_json::from_str(text).unwrap();
     match READERS.with_borrow_mut(|readers| readers.pods.read(pod)) {
-        Some(Seen::Facts(facts)) => *facts,
+        Some(ParsedPod::Facts(facts)) => *facts,
         other => panic!("{other:?}"),
     }
 }
@@ -54,7 +54,7 @@ pub(super) fn read_node(name: &str, gpus: u32) -> Node {
             let node = json!({"metadata": {"name": name}, "status": {"allocatable":
                 {"nvidia.com/gpu": count, "cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage": "100Gi"}}});
             let node = serde_json::from_value(node).unwrap();
-            let facts = index::described(&watched(), &node, &mut Words::default());
+            let facts = index::described(&watched(), &node, &mut TextInterner::default());
             (index::advertised(&watched(), &node), Arc::new(facts))
         });
         node.clone()

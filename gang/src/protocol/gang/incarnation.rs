@@ -9,12 +9,12 @@ use gantry_api::{DecidedReservation, Decision, GangPhase, NodeName, PodUid};
 
 use super::super::attempts::Attempts;
 use super::super::barrier::Barrier;
-use super::super::decision::Decided;
+use super::super::decision::StandingDecision;
 use super::super::idle_time::IdleTime;
 use super::super::members::{Class, Count, Members, TrackedMember};
-use super::super::objects::{GangSite, Known};
+use super::super::objects::{GangSite, KnownObject};
 use super::super::slots::Slot;
-use super::super::types::{Member, Now, Placement, Settings, Stage};
+use super::super::types::{Member, Moment, Placement, Settings, Stage};
 use super::super::{Env, after};
 use super::decided_groups::decided_groups;
 use super::succession::{End, Inheritance, Succession};
@@ -82,7 +82,7 @@ impl Gang {
     }
 
     /// Begins the next incarnation, after one that is done, with these members; the others are of the one before.
-    pub(super) fn begin_next_incarnation(&mut self, with: &[PodUid], now: Now, settings: &Settings) {
+    pub(super) fn begin_next_incarnation(&mut self, with: &[PodUid], now: Moment, settings: &Settings) {
         self.begin_incarnation_with(with, false, now.at);
         self.state = State::Open;
         self.waiting_since = now.unix;
@@ -216,7 +216,7 @@ impl Gang {
     }
 
     /// The same in seconds since 1970.
-    pub(super) fn succession_ends_at(&self, now: Now, settings: &Settings) -> Option<i64> {
+    pub(super) fn succession_ends_at(&self, now: Moment, settings: &Settings) -> Option<i64> {
         let left = self.succession_ends(settings)?.saturating_duration_since(now.at);
         // Rounded, so that it stays the same from one moment to the next.
         let left = left.as_secs() + u64::from(left.subsec_millis() >= 500);
@@ -393,7 +393,7 @@ impl Gang {
     pub(super) fn resume_succession(
         &mut self,
         env: &Env<'_>,
-        known: &Known,
+        known: &KnownObject,
         decision: &Arc<Decision>,
         slots: Vec<Slot>,
     ) -> bool {
@@ -422,7 +422,7 @@ impl Gang {
 /// names does.
 impl Gang {
     /// The object shows a decision, or none.
-    pub(in super::super) fn follow_decision(&mut self, env: &mut Env<'_>, known: &Known) {
+    pub(in super::super) fn follow_decision(&mut self, env: &mut Env<'_>, known: &KnownObject) {
         if !env.synced {
             return;
         }
@@ -461,7 +461,7 @@ impl Gang {
         }
     }
 
-    fn compare_reported(&mut self, known: &Known, shown: &Decision) {
+    fn compare_reported(&mut self, known: &KnownObject, shown: &Decision) {
         let version = (self.decision_id().map(str::to_owned), self.slots().version());
         let mut reported = std::mem::take(&mut self.reported);
         reported.compare(known, shown, &version, || self.decision());
@@ -470,7 +470,7 @@ impl Gang {
 
     /// A gang that waited when the process before ended goes on waiting: its age counts in the queue, its failed attempts in how long it
     /// waits after the next one, and what its victims leave is its own.
-    fn continue_waiting(&mut self, known: &Known) {
+    fn continue_waiting(&mut self, known: &KnownObject) {
         let Some(since) = known.waiting_since().filter(|_| known.is_about(&self.key)) else {
             return;
         };
@@ -483,7 +483,7 @@ impl Gang {
     }
 
     /// Takes over a decision that this process has not made.
-    fn adopt(&mut self, env: &mut Env<'_>, known: &Known, decision: &Arc<Decision>) {
+    fn adopt(&mut self, env: &mut Env<'_>, known: &KnownObject, decision: &Arc<Decision>) {
         let devices = env.devices;
         let key = self.key.clone();
         let is_free = |reservation: &DecidedReservation| {
@@ -548,7 +548,7 @@ impl Gang {
         self.roster.members_mut().raise_most(known.members().min(most));
         let short = known.phase() == GangPhase::Degraded;
         let terms = self.agreement.resolved().map(|terms| &**terms);
-        let decided = Decided::adopted(decision, min, terms, known.bound_at().is_some(), short);
+        let decided = StandingDecision::adopted(decision, min, terms, known.bound_at().is_some(), short);
         self.state = State::Decided(Box::new(decided));
         self.agreement.retain_owners(true, None);
         self.bound_priority = self.members().priority();
@@ -609,7 +609,7 @@ impl Gang {
     }
 
     /// The process before had begun to delete all members: those that existed then still have to go.
-    fn resume_restart(&mut self, env: &Env<'_>, known: &Known, decision: &Decision) {
+    fn resume_restart(&mut self, env: &Env<'_>, known: &KnownObject, decision: &Decision) {
         let named: BTreeSet<&PodUid> = decision.pods().collect();
         let is_new = |member: &TrackedMember| {
             let before = known.bound_at().is_some_and(|bound| member.pod().created <= bound);
@@ -629,7 +629,7 @@ impl Gang {
     /// Leaves behind members that had ended well before the incarnation began that the object is about: the process before did not count
     /// them, and what its decision does not name has not ended since. Members without devices are in no decision: of those only the older
     /// ones are left behind.
-    fn leave_behind(&mut self, env: &Env<'_>, known: &Known, decision: Option<&Decision>) {
+    fn leave_behind(&mut self, env: &Env<'_>, known: &KnownObject, decision: Option<&Decision>) {
         let fresh = matches!(self.state, State::Open) && !self.reported.is_anything();
         let count = self.count();
         // A member that another scheduler has bound is in no decision: it may have ended since the last status.
@@ -649,7 +649,7 @@ impl Gang {
     }
 
     /// The process before saw all of an incarnation done, and the waiting members came later: nothing else distinguishes them from it.
-    fn begin_next_if_all_done(&mut self, env: &Env<'_>, known: &Known) {
+    fn begin_next_if_all_done(&mut self, env: &Env<'_>, known: &KnownObject) {
         let came = self.is_done() && self.waits_beside_light() && self.members().have_no_controllers();
         if known.phase() == GangPhase::Finished && came && self.lacks_none(known.members()) {
             self.begin_next_with_living(env);

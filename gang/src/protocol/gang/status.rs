@@ -7,11 +7,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
 use super::super::agreement::Resolution;
-use super::super::decision::Decided;
+use super::super::decision::StandingDecision;
 use super::super::members::{Class, Count, TrackedMember};
-use super::super::reasons::{Cause, NoRepair, Refusal, Rest, Uncounted, Validity, WaitReason};
+use super::super::reasons::{
+    Cause, MissingReservations, NoRepair, Refusal, UncountedMembers, Validity, WaitReason,
+};
 use super::super::report::ReasonKind;
-use super::super::types::{Blocker, Now, Settings};
+use super::super::types::{Blocker, Moment, Settings};
 use super::{Gang, MAX_DECISION_BYTES, State, planning};
 use crate::key::Integration;
 use crate::terms::{Authority, Fault, Repair};
@@ -149,7 +151,7 @@ fn pending(gang: &Gang, now: Instant) -> Cause {
     // A member exists whether or not something keeps it from arriving.
     let exist = count.exist() + count.withheld();
     let members = gang.members();
-    let uncounted = Uncounted {
+    let uncounted = UncountedMembers {
         gated: members.first_gate().map(|gate| (gate.clone(), count.of(Class::Foreign))),
         rejected: members
             .first_rejected()
@@ -205,21 +207,21 @@ fn bound(gang: &Gang) -> Cause {
         return Cause::Bound { bound, min, completed: count.of(Class::Completed) };
     }
     let rest = match gang.attempts.refusal() {
-        _ if gang.agreement.is_invalid() => Rest::Invalid(faults(gang)),
-        Some(refusal) => Rest::Refused(refusal.clone()),
-        None => Rest::Turn,
+        _ if gang.agreement.is_invalid() => MissingReservations::Invalid(faults(gang)),
+        Some(refusal) => MissingReservations::Refused(refusal.clone()),
+        None => MissingReservations::Turn,
     };
     Cause::WaitingForSurplus { bound, waiting, rest }
 }
 
 /// Why missing members of a decided gang have no reservation.
-fn rest(gang: &Gang, now: Instant) -> Rest {
+fn rest(gang: &Gang, now: Instant) -> MissingReservations {
     let pause = gang.attempts.pause().filter(|(until, _)| now < *until);
     match (pause, gang.attempts.refusal()) {
-        _ if gang.members().unplaced().is_empty() => Rest::None,
-        (Some((_, why)), _) => Rest::Backoff(why.clone()),
-        (None, Some(refusal)) => Rest::Refused(refusal.clone()),
-        (None, None) => Rest::None,
+        _ if gang.members().unplaced().is_empty() => MissingReservations::None,
+        (Some((_, why)), _) => MissingReservations::Backoff(why.clone()),
+        (None, Some(refusal)) => MissingReservations::Refused(refusal.clone()),
+        (None, None) => MissingReservations::None,
     }
 }
 
@@ -240,13 +242,13 @@ fn degraded(gang: &Gang, now: Instant) -> Cause {
         completed: count.of(Class::Completed),
         kept: gang.slots().lost().count(),
         restarts: gang.repair() == Repair::Restart,
-        gave_to: gang.decided().and_then(Decided::gave_to).cloned(),
+        gave_to: gang.decided().and_then(StandingDecision::gave_to).cloned(),
         rest: rest(gang, now),
     }
 }
 
 /// The status of the object, without the decision.
-pub(super) fn status(gang: &mut Gang, now: Now, settings: &Settings) -> GangStatus {
+pub(super) fn status(gang: &mut Gang, now: Moment, settings: &Settings) -> GangStatus {
     let phase = phase(gang, now.at);
     let kept_until = gang.succession_ends_at(now, settings);
     let (reason, message) = match (cause(gang, now.at), kept_until) {

@@ -10,7 +10,7 @@ use super::super::after;
 use super::super::idle_time::IdleDevices;
 use super::super::objects::GangSite;
 use super::super::slots::Slot;
-use super::super::types::{Now, Settings};
+use super::super::types::{Moment, Settings};
 use super::status::time;
 use crate::key::GangKey;
 use crate::membership::{OwnerKind, OwnerRef};
@@ -98,7 +98,7 @@ impl Succession {
         gang: &GangKey,
         shown: &Continuation,
         of: &Arc<Decision>,
-        now: Now,
+        now: Moment,
         settings: &Settings,
     ) -> Option<Self> {
         // A forged time is no longer than the operator's ceiling.

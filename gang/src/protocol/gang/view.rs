@@ -7,7 +7,7 @@ use gantry_api::placement::ComparedFabric;
 use gantry_api::{GangPhase, NodeName, PodUid, Reason};
 
 use super::super::barrier::Barrier;
-use super::super::decision::Decided;
+use super::super::decision::StandingDecision;
 use super::super::members::{Class, Count};
 use super::super::plan_queue::Turn;
 use super::super::reasons::{Refusal, WaitReason};
@@ -279,7 +279,7 @@ impl<'a> View<'a> {
     /// Its victims: pods that have to go for it.
     pub fn victims(&self) -> impl Iterator<Item = &'a PodUid> + use<'a> {
         let barrier = self.gang.barrier().into_iter();
-        let evicted = self.gang.decided().into_iter().flat_map(Decided::evicted);
+        let evicted = self.gang.decided().into_iter().flat_map(StandingDecision::evicted);
         barrier.flat_map(Barrier::victims).chain(evicted)
     }
 

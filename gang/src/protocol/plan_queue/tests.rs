@@ -15,10 +15,10 @@ fn key(namespace: &str, name: &str) -> GangKey {
 /// Gangs as `namespace/name priority since devices`, and the names in their order.
 fn ordered(gangs: &[(&str, &str, i32, i64, u64)], held: &[(&str, u64)], now: i64) -> Vec<String> {
     let keys: Vec<GangKey> = gangs.iter().map(|gang| key(gang.0, gang.1)).collect();
-    let waiting: Vec<Waiting<'_>> = gangs
+    let waiting: Vec<WaitingGang<'_>> = gangs
         .iter()
         .zip(&keys)
-        .map(|(&(_, _, priority, since, devices), key)| Waiting { key, priority, since, devices })
+        .map(|(&(_, _, priority, since, devices), key)| WaitingGang { key, priority, since, devices })
         .collect();
     let held = held.iter().map(|(namespace, devices)| (Arc::from(*namespace), *devices)).collect();
     order(&waiting, &held, now).into_iter().map(|at| keys[at].name.to_string()).collect()
@@ -69,10 +69,10 @@ proptest! {
             .collect();
         let held: BTreeMap<Arc<str>, u64> =
             held.iter().map(|(namespace, devices)| (format!("ns{namespace}").into(), *devices)).collect();
-        let waiting: Vec<Waiting<'_>> = gangs
+        let waiting: Vec<WaitingGang<'_>> = gangs
             .iter()
             .zip(&keys)
-            .map(|(&(_, priority, since, devices), key)| Waiting { key, priority, since, devices })
+            .map(|(&(_, priority, since, devices), key)| WaitingGang { key, priority, since, devices })
             .collect();
         let found: Vec<&GangKey> = order(&waiting, &held, now).iter().map(|&at| waiting[at].key).collect();
         let mut turned = waiting.clone();

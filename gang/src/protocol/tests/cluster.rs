@@ -18,7 +18,7 @@ use crate::key::GangKey;
 use crate::membership::Membership;
 use crate::protocol::GangEvent;
 use crate::protocol::tests::world::released;
-use crate::protocol::{Assignment, Devices, Effects, Gangs, Now, Reply, Settings, Stage};
+use crate::protocol::{Assignment, Devices, Effects, Gangs, Moment, Reply, Settings, Stage};
 use crate::terms::Repair;
 
 pub(super) const GANGS: [&str; 3] = ["a", "b", "c"];
@@ -168,8 +168,8 @@ impl Cluster {
         cluster
     }
 
-    fn now(&self) -> Now {
-        Now { at: self.start + self.passed, unix: 1_000 + i64::try_from(self.passed.as_secs()).unwrap() }
+    fn now(&self) -> Moment {
+        Moment { at: self.start + self.passed, unix: 1_000 + i64::try_from(self.passed.as_secs()).unwrap() }
     }
 
     fn handle(&mut self, event: GangEvent<'_>) -> Reply {

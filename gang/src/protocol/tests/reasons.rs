@@ -8,9 +8,10 @@ use gantry_api::MAX_MESSAGE;
 use super::world::{key, pod_group};
 use crate::needs::Misfit;
 use crate::protocol::reasons::{
-    Cause, DeviceShortage, Failure, Holder, LargestNode, MemberGroup, MemberRule, NoRepair, Obstacle,
-    Obstacles, RailShortage, Refusal, Reserved, Rest, Shortage, SkewFailure, SkewLimit, Uncounted, Validity,
-    WaitReason, Withheld, WithheldNodes, Within, restart_note,
+    Cause, DeviceShortage, Failure, Holder, IdleReservations, LargestNode, MemberGroup, MemberRule,
+    MissingReservations, NoRepair, Obstacle, Obstacles, RailShortage, ReasonScope, Refusal, Shortage,
+    SkewFailure, SkewLimit, UncountedMembers, Validity, WaitReason, WithheldNodes, WithheldReason,
+    restart_note,
 };
 use crate::resources::InsufficientResource;
 use crate::terms::Fault;
@@ -56,7 +57,7 @@ fn largest(devices: usize, healthy: usize) -> Shortage {
     Shortage { hopeless: true, fits: 0, empty: 0, largest, ..shortage() }
 }
 
-fn withheld(cause: Withheld) -> Shortage {
+fn withheld(cause: WithheldReason) -> Shortage {
     Shortage { withheld: Some(WithheldNodes { cause, nodes: 2 }), ..shortage() }
 }
 
@@ -68,16 +69,19 @@ fn reserved(holders: &[(&str, usize, Option<i64>)]) -> Shortage {
     };
     let mut shortage = shortage();
     shortage.devices.as_mut().unwrap().reserved = 6;
-    Shortage { reserved: Some(Reserved { holders: holders.iter().map(holder).collect() }), ..shortage }
+    Shortage {
+        reserved: Some(IdleReservations { holders: holders.iter().map(holder).collect() }),
+        ..shortage
+    }
 }
 
 fn shortages() -> Vec<Shortage> {
-    let rack = || Within::OneOf(text("rack"));
+    let rack = || ReasonScope::OneOf(text("rack"));
     let cpu = || Obstacle::Resource(InsufficientResource::Cpu);
     vec![
         shortage(),
         Shortage { within: rack(), best: text("r7"), ..shortage() },
-        Shortage { within: Within::SlicesOf { size: 2, level: text("rack") }, ..shortage() },
+        Shortage { within: ReasonScope::SlicesOf { size: 2, level: text("rack") }, ..shortage() },
         Shortage { members: vec![group(1, 8)], must: 1, fits: 0, devices: devices(1, 8, 8, 8), ..shortage() },
         Shortage { must: 2, fits: 1, devices: devices(5, 16, 16, 6), ..shortage() },
         Shortage { must: 0, fits: 0, devices: devices(2, 16, 16, 3), ..shortage() },
@@ -107,8 +111,8 @@ fn shortages() -> Vec<Shortage> {
         Shortage { part: Some(text("big")), members: vec![group(1, 9)], must: 1, ..largest(8, 7) },
         Shortage { part: Some(text("")), members: vec![group(2, 9)], must: 2, ..largest(16, 8) },
         Shortage { part: Some(text("big")), members: vec![group(2, 8)], must: 2, fits: 1, ..shortage() },
-        withheld(Withheld::ByPlugin(text("NotRegistered"))),
-        withheld(Withheld::ByMark(text("the driver is upgraded (label a/b)"))),
+        withheld(WithheldReason::ByPlugin(text("NotRegistered"))),
+        withheld(WithheldReason::ByMark(text("the driver is upgraded (label a/b)"))),
         reserved(&[]),
         reserved(&[("ml/first", 6, Some(1_800_000_000))]),
         reserved(&[("ml/first", 6, None), ("ml/second", 2, None), ("ml/third", 1, None)]),
@@ -175,14 +179,14 @@ fn failures() -> Vec<Failure> {
 }
 
 fn causes() -> Vec<Cause> {
-    let refused = || Rest::Refused(Refusal::DoesNotFit(Box::new(shortage())));
-    let uncounted = Uncounted {
+    let refused = || MissingReservations::Refused(Refusal::DoesNotFit(Box::new(shortage())));
+    let uncounted = UncountedMembers {
         gated: Some((text("example.com/quota"), 1)),
         rejected: Some((text("a-1"), text("persistentvolumeclaim \"data\" not found"), 2)),
         invalid: 2,
         elsewhere: vec![(text("volcano"), 3)],
     };
-    let none = Uncounted::default;
+    let none = UncountedMembers::default;
     let source = || text("annotation gantry.dev/gang-min of its pods");
     let budget = || vec![text("pod v1: it cannot be evicted yet: budget web")];
     let gang = || Arc::new(key("other"));
@@ -213,7 +217,11 @@ fn causes() -> Vec<Cause> {
         more(Some(4)),
         more(None),
         Cause::MembersWithheld { exist: 4, min: 4, uncounted: uncounted.clone() },
-        Cause::MembersWithheld { exist: 4, min: 4, uncounted: Uncounted { rejected: None, ..uncounted } },
+        Cause::MembersWithheld {
+            exist: 4,
+            min: 4,
+            uncounted: UncountedMembers { rejected: None, ..uncounted },
+        },
         Cause::WaitingForRole { role: text("ps"), exist: 0, min: 1, source: source(), uncounted: none() },
         Cause::Invalid(vec![fault("`x` is no whole number from 1 to 20000")]),
         Cause::Invalid(vec![fault("`x` is no whole number from 1 to 20000"), fault("a"), fault("b")]),
@@ -225,16 +233,20 @@ fn causes() -> Vec<Cause> {
         Cause::WaitingForArrival { arrived: 1, min: 4, domain: text("rack r7") },
         Cause::WritingDecision,
         Cause::DecisionRejected(text("gangs is forbidden")),
-        Cause::Binding { bound: 1, min: 4, rest: Rest::None },
+        Cause::Binding { bound: 1, min: 4, rest: MissingReservations::None },
         Cause::Binding { bound: 1, min: 4, rest: refused() },
         Cause::Bound { bound: 3, min: 4, completed: 1 },
-        Cause::WaitingForSurplus { bound: 4, waiting: 2, rest: Rest::Turn },
+        Cause::WaitingForSurplus { bound: 4, waiting: 2, rest: MissingReservations::Turn },
         Cause::WaitingForSurplus { bound: 4, waiting: 2, rest: refused() },
-        Cause::WaitingForSurplus { bound: 4, waiting: 2, rest: Rest::Invalid(vec![fault("is 0")]) },
-        lost(1, false, None, Rest::None),
-        lost(2, false, None, Rest::None),
-        lost(1, true, None, Rest::None),
-        lost(0, false, Some(text("gang ns/b")), Rest::Backoff(Failure::NodesNotOffered(None))),
+        Cause::WaitingForSurplus {
+            bound: 4,
+            waiting: 2,
+            rest: MissingReservations::Invalid(vec![fault("is 0")]),
+        },
+        lost(1, false, None, MissingReservations::None),
+        lost(2, false, None, MissingReservations::None),
+        lost(1, true, None, MissingReservations::None),
+        lost(0, false, Some(text("gang ns/b")), MissingReservations::Backoff(Failure::NodesNotOffered(None))),
         lost(0, false, None, refused()),
         Cause::Restarting { old: 2, to: None, blocked: budget() },
         Cause::Restarting { old: 2, to: Some(gang()), blocked: Vec::new() },

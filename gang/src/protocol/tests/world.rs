@@ -8,8 +8,9 @@ use gantry_api::{Decision, GangPhase, GangStatus, NodeName, PodUid, Reason};
 use crate::key::{GangKey, Integration};
 use crate::membership::{GangOptions, Membership, OwnerFacts, OwnerKind, OwnerRef, Size};
 use crate::protocol::{
-    Answer, Arrival, Asks, Effects, GangEvent, Gangs, Member, MemberGroup, Now, Object, Offered, Placement,
-    PlanRequest, Refusal, Reply, Reservation, Settings, ShapeId, Shortage, SlotChange, Stage, Work,
+    Answer, Arrival, Asks, Effects, GangEvent, Gangs, Member, MemberGroup, Moment, Object, OfferedNodes,
+    Placement, PlanRequest, Refusal, Reply, Reservation, Settings, ShapeId, Shortage, SlotChange, Stage,
+    Work,
 };
 use crate::terms::Repair;
 
@@ -170,8 +171,8 @@ impl World {
         world
     }
 
-    pub(crate) fn now(&self) -> Now {
-        Now { at: self.start + self.passed, unix: 1_000 + i64::try_from(self.passed.as_secs()).unwrap() }
+    pub(crate) fn now(&self) -> Moment {
+        Moment { at: self.start + self.passed, unix: 1_000 + i64::try_from(self.passed.as_secs()).unwrap() }
     }
 
     pub(crate) fn handle(&mut self, event: GangEvent<'_>) -> Reply {
@@ -247,12 +248,12 @@ impl World {
     }
 
     pub(crate) fn answer(&mut self, uid: &str) -> Answer {
-        answer(self.handle(GangEvent::Filter { pod: &uid.into(), offered: Offered(&|_| true) }))
+        answer(self.handle(GangEvent::Filter { pod: &uid.into(), offered: OfferedNodes(&|_| true) }))
     }
 
     pub(crate) fn answer_within(&mut self, uid: &str, nodes: &[&str]) -> Answer {
         let offered = |node: &NodeName| nodes.contains(&node.as_str());
-        answer(self.handle(GangEvent::Filter { pod: &uid.into(), offered: Offered(&offered) }))
+        answer(self.handle(GangEvent::Filter { pod: &uid.into(), offered: OfferedNodes(&offered) }))
     }
 
     /// Why a member waits.

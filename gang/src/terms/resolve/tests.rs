@@ -17,12 +17,16 @@ fn levels() -> Levels {
     Levels(vec![level("zone", "topology.kubernetes.io/zone"), level("rack", "example.com/rack")])
 }
 
-fn resolved(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Resolved {
-    by_default(&Declared::by(memberships), owner, object)
+fn resolved(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>) -> TermsResolution {
+    by_default(&PodDeclarations::by(memberships), owner, object)
 }
 
 /// What is said comes to this where the rest is by default.
-fn by_default(declared: &Declared, owner: OwnerState<'_>, object: Option<&GangSpec>) -> Resolved {
+fn by_default(
+    declared: &PodDeclarations,
+    owner: OwnerState<'_>,
+    object: Option<&GangSpec>,
+) -> TermsResolution {
     let levels = levels();
     let ceilings = Ceilings::default();
     resolve(declared, owner, object, &defaults(&levels, &ceilings))
@@ -40,21 +44,21 @@ fn defaults<'a>(levels: &'a Levels, ceilings: &'a Ceilings) -> Defaults<'a> {
 
 fn terms(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Terms {
     match resolved(memberships, owner, object) {
-        Resolved::Terms(terms) => terms,
+        TermsResolution::Terms(terms) => terms,
         other => panic!("{other:?}"),
     }
 }
 
 fn faults(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Vec<String> {
     match resolved(memberships, owner, object) {
-        Resolved::Invalid(faults) => faults.iter().map(ToString::to_string).collect(),
+        TermsResolution::Invalid(faults) => faults.iter().map(ToString::to_string).collect(),
         other => panic!("{other:?}"),
     }
 }
 
 fn not_yet(memberships: &[Membership], owner: OwnerState<'_>) -> String {
     match resolved(memberships, owner, None) {
-        Resolved::NotYet(words) => words.to_string(),
+        TermsResolution::NotYet(words) => words.to_string(),
         other => panic!("{other:?}"),
     }
 }

@@ -8,7 +8,7 @@ use gantry_gang::DomainIx;
 use proptest::prelude::*;
 
 use super::*;
-use crate::snapshot::Standing;
+use crate::snapshot::NodeState;
 
 /// Racks of nodes, by free GPUs. Racks 0 and 1 are in zone `z0`, 2 and 3 in `z1`.
 fn world_of(racks: &[Vec<usize>]) -> World {
@@ -32,7 +32,9 @@ fn by_domain(world: &World, level: &str) -> BTreeMap<String, Vec<usize>> {
     let fabric = world.fabric();
     let mut domains: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for number in 0..u32::try_from(world.rooms.len()).unwrap() {
-        let Standing::Ours(class) = world.snapshot.standing(NodeIx(number)) else { panic!("a node of ours") };
+        let NodeState::Ours(class) = world.snapshot.standing(NodeIx(number)) else {
+            panic!("a node of ours")
+        };
         let free = class.pools[0].free.len();
         let name = world.snapshot.names.name(NodeIx(number)).unwrap().as_str().to_owned();
         let domain = match level {

@@ -33,7 +33,10 @@ fn refusal_of_surplus_members_counts_them_correctly() {
         terms(&mut more, |terms| terms.max = 8);
         let shortage = world.shortage(&more);
         assert_eq!((shortage.must, shortage.fits, shortage.hopeless), (0, 0, false));
-        assert_eq!((shortage.members[0].count, shortage.within), (members, Within::OneOf("rack".into())));
+        assert_eq!(
+            (shortage.members[0].count, shortage.within),
+            (members, ReasonScope::OneOf("rack".into()))
+        );
     }
 }
 

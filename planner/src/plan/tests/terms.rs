@@ -13,7 +13,7 @@ use crate::fixtures::{GPU, bridged, plain, request_of_two, set};
 use crate::kind::Kinds;
 use crate::numa::Alignment;
 use crate::placement::PlacementRequest;
-use crate::snapshot::{Pool, Standing};
+use crate::snapshot::{NodeState, Pool};
 
 fn aligned(world: &mut World) {
     aligned_in(world, TopologyManagerScope::Container);
@@ -26,7 +26,7 @@ fn aligned_in(world: &mut World, scope: TopologyManagerScope) {
     let numa: Vec<Option<u32>> = (0..8).map(|gpu| Some(gpu / 4)).collect();
     let alignment = Alignment::new(&kubelet, &numa).map(Arc::new);
     for class in Arc::make_mut(&mut world.snapshot.classes) {
-        if let Standing::Ours(class) = Arc::make_mut(class) {
+        if let NodeState::Ours(class) = Arc::make_mut(class) {
             class.pools.iter_mut().for_each(|pool| pool.alignment.clone_from(&alignment));
         }
     }

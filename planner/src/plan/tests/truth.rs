@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_api::Reason;
-use gantry_gang::protocol::{PlanRequest, Refusal, ShapeId, Shortage, Withheld};
+use gantry_gang::protocol::{PlanRequest, Refusal, ShapeId, Shortage, WithheldReason};
 use gantry_gang::{Needs, Resources, Taint, TaintEffect};
 use proptest::prelude::*;
 
@@ -128,7 +128,7 @@ impl Case {
                 (pool.free, pool.open) = (there.clone(), there);
                 (pool.reserved, pool.unhealthy) = (reserved, unhealthy);
                 pool.unserved = if node.serves { 0 } else { free };
-                class.withheld = (!node.serves).then(|| Withheld::ByPlugin("NotRegistered".into()));
+                class.withheld = (!node.serves).then(|| WithheldReason::ByPlugin("NotRegistered".into()));
             });
             world.room(&name, |facts, left| {
                 facts.labels.insert("pool".into(), node.pool.to_string().into());

@@ -13,15 +13,15 @@ use gantry_gang::{
 
 use crate::devices::DeviceSet;
 use crate::fixtures::{GPU, class_of, kind, pool_of, request, switched};
-use crate::input::{EFFORT, Exact, PlacementRules, PlanInput, Room, Shape};
+use crate::input::{EFFORT, ExactNode, NodeResources, PlacementRules, PlanInput, Shape};
 use crate::kind::Kind;
 use crate::plan::{Diagnosis, explain, plan};
 use crate::request::Request;
-use crate::snapshot::{Class, ClassIx, NodeIx, Snapshot, Standing};
+use crate::snapshot::{Class, ClassIx, NodeIx, NodeState, Snapshot};
 
 pub(crate) struct World {
     pub(crate) snapshot: Snapshot,
-    pub(crate) rooms: Vec<Room>,
+    pub(crate) rooms: Vec<NodeResources>,
     pub(crate) shapes: Vec<Shape>,
     levels: Levels,
     ids: Vec<Vec<Option<DeviceId>>>,
@@ -74,7 +74,7 @@ impl World {
         let free = DeviceSet::range(0, gpus);
         let mut class = class_of(&self.kind, pool_of(GPU, crate::shape::Shape::Whole, gpus, free));
         change(&mut class);
-        let class = Standing::Ours(class);
+        let class = NodeState::Ours(class);
         let classes = Arc::make_mut(&mut self.snapshot.classes);
         let known = classes.iter().position(|known| **known == class);
         let number = known.unwrap_or_else(|| {
@@ -98,7 +98,7 @@ impl World {
             pods: 110,
             ..Resources::default()
         };
-        self.rooms.push(Room {
+        self.rooms.push(NodeResources {
             facts: Some(Arc::new(NodeFacts {
                 name: name.into(),
                 labels,
@@ -169,9 +169,9 @@ impl World {
     ) -> T {
         let fabric = self.fabric();
         let exact = |node: NodeIx| match self.snapshot.standing(node) {
-            Standing::Ours(class) => {
+            NodeState::Ours(class) => {
                 let ids = vec![self.ids[node.0 as usize].as_slice(); class.pools.len()];
-                Some(Exact { class: class.clone(), ids })
+                Some(ExactNode { class: class.clone(), ids })
             }
             _ => None,
         };

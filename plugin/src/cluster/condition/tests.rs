@@ -1,7 +1,7 @@
 use gantry_topology::GpuUuid;
 
 use super::*;
-use crate::health::{Cause, Class, Ended, Proof, Trouble};
+use crate::health::{Cause, Class, ClearedFault, Proof, Trouble};
 
 fn uuid(name: &str) -> GpuUuid {
     format!("GPU-{name}").parse().unwrap()
@@ -80,7 +80,8 @@ fn change_is_reported_once_with_reason_and_proof() {
     );
     assert_eq!(texts(&reported.events(&unhealthy_gpus, start)), [""; 0]);
     let mut well = diagnosis(&[]);
-    well.ended = vec![(1, Ended { gpu: uuid("a"), reason: "Xid 79".to_owned(), proof: Proof::Responds })];
+    well.ended =
+        vec![(1, ClearedFault { gpu: uuid("a"), reason: "Xid 79".to_owned(), proof: Proof::Responds })];
     assert_eq!(
         texts(&reported.events(&well, start + EVENT_INTERVAL_PER_GPU)),
         ["GpuRecovered GPU-a: no longer \"Xid 79\"; it was off the bus and responds again"]

@@ -12,10 +12,10 @@ use tower_test::mock;
 use super::*;
 use crate::handover::{Handover, SharedHandover};
 use crate::inventory::{Diagnoses, Inventory};
-use crate::observe::Observed;
+use crate::observe::Observations;
 
 fn cluster() -> Cluster {
-    let observed = Arc::new(Observed::default());
+    let observed = Arc::new(Observations::default());
     let (notes, _) = mpsc::channel(1);
     let handover = Handover::new("node-1".into());
     Cluster {

@@ -12,7 +12,7 @@ use log::Log;
 use super::*;
 use crate::handover::{Handover, SharedHandover};
 use crate::inventory::Diagnoses;
-use crate::observe::Observed;
+use crate::observe::Observations;
 
 /// Whether the GpuNode counts as lost if the Node, then it, are read as these.
 async fn lost(node: (u16, Value), gpu_node: (u16, Value)) -> Result<bool, kube::Error> {
@@ -78,7 +78,7 @@ async fn gpunode_missing_or_of_earlier_node_is_lost() {
 
 /// A publisher of a node without a driver.
 fn publisher(client: Client) -> Publisher {
-    let observed = Arc::new(Observed::default());
+    let observed = Arc::new(Observations::default());
     let handover = Handover::new("node-1".into());
     let absent = Inventory::absent("no driver");
     let cluster = Cluster {

@@ -55,17 +55,17 @@ fn unchanged_condition_keeps_its_time() {
 fn holder_from_before_config_change_counts_by_gpu() {
     use crate::inventory::Hardware;
     use crate::offer::offer;
-    use gantry_config::{Config, Replicated, Selector, SharedOf, TimeSlicing};
+    use gantry_config::{Config, ReplicatedDevices, ReplicatedResource, Selector, TimeSlicing};
 
     let hardware = Hardware::of(two_gpus());
     let shared = |replicas| Config {
         time_slicing: Some(TimeSlicing {
             rename_by_default: true,
             fail_requests_greater_than_one: false,
-            resources: vec![Replicated {
+            resources: vec![ReplicatedResource {
                 name: "nvidia.com/gpu".into(),
                 rename: None,
-                devices: SharedOf::All,
+                devices: ReplicatedDevices::All,
                 replicas,
             }],
         }),

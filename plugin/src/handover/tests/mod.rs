@@ -162,7 +162,7 @@ impl Handover {
         answers.remove(0)
     }
 
-    fn serve(&mut self, gpus: impl IntoIterator<Item = u8>) -> Served {
+    fn serve(&mut self, gpus: impl IntoIterator<Item = u8>) -> PlanMatch {
         self.allocate(&GPU.into(), &set(gpus), NOW)
     }
 

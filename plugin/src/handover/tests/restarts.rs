@@ -130,7 +130,7 @@ fn started_init_containers_cause_no_deviation() {
     // PodResources does not list ordinary init containers.
     node.list(&[("running", "app", set([0, 1]))]);
     // A pod that the watch shows too late.
-    assert_eq!(node.serve([7]), Served::Unplanned);
+    assert_eq!(node.serve([7]), PlanMatch::Unplanned);
     assert_eq!(node.held_by("running"), set([0, 1]));
     assert_eq!(node.held_by(""), set([7]));
     assert_eq!(node.deviations_total(), 0);

@@ -75,10 +75,10 @@ fn replicas_are_separate_devices_in_grants() {
     let offered = all(&fours, GPU);
     let first = answer(&mut node, asking_for(GPU, &offered, 1));
     assert_eq!(first, names(&["GPU-3::0"]));
-    assert_eq!(node.allocate(&GPU.into(), &first, NOW), Served::Granted);
+    assert_eq!(node.allocate(&GPU.into(), &first, NOW), PlanMatch::Granted);
     let second = answer(&mut node, asking_for(GPU, &(&offered - &first), 1));
     assert_eq!(second, names(&["GPU-3::1"]));
-    assert_eq!(node.allocate(&GPU.into(), &second, NOW), Served::Granted);
+    assert_eq!(node.allocate(&GPU.into(), &second, NOW), PlanMatch::Granted);
     assert_eq!(node.held_by("a"), first);
     // Others go to the GPU with an already split pair.
     let stray = answer(&mut node, asking_for(GPU, &(&(&offered - &first) - &second), 1));

@@ -97,7 +97,7 @@ fn app_gets_init_devices_and_more() {
     assert_eq!(node.admit(0..8, 1), set([2]));
     let answer = node.ask_with(0..8, [2], 2);
     assert_eq!((answer.devices, answer.basis), (set([2, 3]), Basis::Granted));
-    assert_eq!(node.serve([2, 3]), Served::Granted);
+    assert_eq!(node.serve([2, 3]), PlanMatch::Granted);
     assert_eq!(node.held_by("a"), set([2, 3]));
 }
 
@@ -106,8 +106,8 @@ fn allocated_set_identifies_pod_without_preference() {
     let mut node = node();
     node.observe(pod("other", &[granted("app", [0, 1])]));
     node.observe(pod("a", &[granted("init", [4, 5]), granted("app", [4, 5])]));
-    assert_eq!(node.serve([4, 5]), Served::Granted);
-    assert_eq!(node.serve([4, 5]), Served::Granted);
+    assert_eq!(node.serve([4, 5]), PlanMatch::Granted);
+    assert_eq!(node.serve([4, 5]), PlanMatch::Granted);
     assert_eq!(node.admit(0..4, 2), set([0, 1]));
 }
 
@@ -116,7 +116,7 @@ fn any_init_devices_match_grant_rest_stays_held() {
     let mut node = node();
     node.observe(pod("a", &[granted("init", [1, 2, 3]), of_held("app", 2)]));
     node.admit(0..8, 3);
-    assert_eq!(node.serve([1, 3]), Served::Granted);
+    assert_eq!(node.serve([1, 3]), PlanMatch::Granted);
     node.list(&[("a", "app", set([1, 3]))]);
     let holders = node.holders();
     let known: Vec<_> = holders.iter().map(|holder| (holder.devices.clone(), holder.provenance)).collect();
@@ -128,7 +128,7 @@ fn other_set_is_deviation_with_both_sets() {
     let mut node = node();
     node.observe(simple("a", [0, 1]));
     node.ask(0..8, 2);
-    assert_eq!(node.serve([4, 6]), Served::Deviation);
+    assert_eq!(node.serve([4, 6]), PlanMatch::Deviation);
     let deviations = node.deviations();
     assert_eq!(deviations.len(), 1);
     assert_eq!(deviations[0].allocated, [id(4), id(6)]);
@@ -145,7 +145,7 @@ fn repeated_set_is_no_deviation() {
     let mut node = node();
     node.observe(simple("a", [0, 1]));
     node.admit(0..8, 2);
-    assert_eq!(node.serve([0, 1]), Served::Granted);
+    assert_eq!(node.serve([0, 1]), PlanMatch::Granted);
     assert_eq!(node.deviations_total(), 0);
 }
 
@@ -244,7 +244,7 @@ fn pod_deleted_during_request_is_served_and_dropped() {
     node.observe(simple("a", [0, 1]));
     node.ask(0..8, 2);
     node.remove_pod(&"a".into(), false);
-    assert_eq!(node.serve([0, 1]), Served::Unplanned);
+    assert_eq!(node.serve([0, 1]), PlanMatch::Unplanned);
     assert_eq!(node.holders().len(), 1);
     node.list(&[]);
     node.list(&[]);

@@ -233,6 +233,6 @@ fn devices_of_other_plugins_are_ignored() {
 #[test]
 fn empty_set_has_no_holder() {
     let mut node = node();
-    assert_eq!(node.allocate(&GPU.into(), &Devices::new(), NOW), Served::Unplanned);
+    assert_eq!(node.allocate(&GPU.into(), &Devices::new(), NOW), PlanMatch::Unplanned);
     assert_eq!(node.holders(), []);
 }

@@ -6,11 +6,11 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::observe::Observed;
+use crate::observe::Observations;
 
 /// A hand-over of eight GPUs in NVLink pairs, in a cluster, after the pod list.
-fn shared() -> (Arc<SharedHandover>, Arc<Observed>) {
-    let observed = Arc::<Observed>::default();
+fn shared() -> (Arc<SharedHandover>, Arc<Observations>) {
+    let observed = Arc::<Observations>::default();
     observed.cluster(true);
     let (notes, _) = mpsc::channel(1);
     let handover = SharedHandover::new(node(), Arc::clone(&observed), Some(notes));

@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::{cut, excluded, expect, model, offered, problems, share, sharing, whole, with};
-use gantry_config::{MigStrategy, ResourcePattern, SharedOf};
+use gantry_config::{MigStrategy, ReplicatedDevices, ResourcePattern};
 
 #[test]
 fn patterns_name_gpus_by_model_and_slices_by_profile() {
@@ -92,7 +92,7 @@ fn name_shared_by_different_devices_is_reported() {
             "nvidia.com/slice names MIG devices of several profiles (1g.5gb, 2g.10gb), and a pod cannot know which it gets; {apart}"
         )]
     );
-    let renamed = share("nvidia.com/mig-1g.5gb", SharedOf::All, 2, Some("nvidia.com/gpu"));
+    let renamed = share("nvidia.com/mig-1g.5gb", ReplicatedDevices::All, 2, Some("nvidia.com/gpu"));
     assert_eq!(problems(&boards, &sharing(vec![renamed])).len(), 2);
     assert!(problems(&boards, &named("1g.5gb", "nvidia.com/small")).is_empty());
     assert!(problems(&boards, &with(MigStrategy::Single)).is_empty());

@@ -6,7 +6,9 @@ use proptest::prelude::*;
 
 use super::super::*;
 use super::{Board, hardware, share};
-use gantry_config::{DeviceRef, MigStrategy, Replicated, ResourcePattern, Selector, SharedOf, TimeSlicing};
+use gantry_config::{
+    DeviceRef, MigStrategy, ReplicatedDevices, ReplicatedResource, ResourcePattern, Selector, TimeSlicing,
+};
 
 fn board() -> impl Strategy<Value = Board> {
     let profile = prop::sample::select(vec!["1g.5gb", "1g.5gb+me", "2g.10gb", "1c.2g.10gb", "3g.20gb"]);
@@ -24,13 +26,13 @@ fn reference() -> impl Strategy<Value = DeviceRef> {
     ]
 }
 
-fn entry() -> impl Strategy<Value = Replicated> {
+fn entry() -> impl Strategy<Value = ReplicatedResource> {
     let name = prop::sample::select(vec!["nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/odd"]);
     let rename = prop::sample::select(vec![None, Some("nvidia.com/gpu"), Some("nvidia.com/x")]);
     let devices = prop_oneof![
-        Just(SharedOf::All),
-        (1u16..4).prop_map(SharedOf::Count),
-        prop::collection::vec(reference(), 1..4).prop_map(SharedOf::Listed),
+        Just(ReplicatedDevices::All),
+        (1u16..4).prop_map(ReplicatedDevices::Count),
+        prop::collection::vec(reference(), 1..4).prop_map(ReplicatedDevices::Listed),
     ];
     (name, devices, 2u16..5, rename)
         .prop_map(|(name, devices, replicas, rename)| share(name, devices, replicas, rename))

@@ -2,11 +2,11 @@
 
 use super::super::*;
 use super::{Board, cut, expect, hardware, offered, problems, share, sharing, whole, with};
-use gantry_config::{DeviceRef, MigStrategy, ResourcePattern, SharedOf};
+use gantry_config::{DeviceRef, MigStrategy, ReplicatedDevices, ResourcePattern};
 
 #[test]
 fn replicas_have_numbered_ids_and_the_uuid_of_their_device() {
-    let config = sharing(vec![share("nvidia.com/gpu", SharedOf::All, 2, None)]);
+    let config = sharing(vec![share("nvidia.com/gpu", ReplicatedDevices::All, 2, None)]);
     assert_eq!(
         offered(&[whole(), whole()], &config),
         expect(&[("nvidia.com/gpu", &["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1"])])
@@ -21,7 +21,7 @@ fn replicas_have_numbered_ids_and_the_uuid_of_their_device() {
 fn shared_and_whole_gpus_coexist() {
     // A UUID may be written in letters of either case.
     let boards = [whole(), whole(), whole(), cut(&["1g.5gb", "1g.5gb"])];
-    let listed = |list: &[DeviceRef]| SharedOf::Listed(list.to_vec());
+    let listed = |list: &[DeviceRef]| ReplicatedDevices::Listed(list.to_vec());
     let config = sharing(vec![
         share("nvidia.com/gpu", listed(&[DeviceRef::Gpu(1)]), 2, Some("nvidia.com/gpu-shared")),
         share(
@@ -43,7 +43,8 @@ fn shared_and_whole_gpus_coexist() {
         ])
     );
     assert_eq!(problems(&boards, &config), Vec::<String>::new());
-    let first = sharing(vec![share("nvidia.com/gpu", SharedOf::Count(1), 2, Some("nvidia.com/half"))]);
+    let first =
+        sharing(vec![share("nvidia.com/gpu", ReplicatedDevices::Count(1), 2, Some("nvidia.com/half"))]);
     assert_eq!(
         offered(&boards[..2], &first),
         expect(&[("nvidia.com/gpu", &["GPU-1"]), ("nvidia.com/half", &["GPU-0::0", "GPU-0::1"])])
@@ -52,7 +53,7 @@ fn shared_and_whole_gpus_coexist() {
 
 #[test]
 fn rename_applies_to_all_shared_resources() {
-    let mut config = sharing(vec![share("nvidia.com/gpu", SharedOf::All, 2, None)]);
+    let mut config = sharing(vec![share("nvidia.com/gpu", ReplicatedDevices::All, 2, None)]);
     if let Some(slicing) = &mut config.time_slicing {
         slicing.rename_by_default = true;
         slicing.fail_requests_greater_than_one = true;
@@ -73,14 +74,14 @@ fn rename_applies_to_all_shared_resources() {
 
 #[test]
 fn sharing_entry_without_its_devices_is_reported_once() {
-    let listed = |gpus: &[u8]| SharedOf::Listed(gpus.iter().copied().map(DeviceRef::Gpu).collect());
+    let listed = |gpus: &[u8]| ReplicatedDevices::Listed(gpus.iter().copied().map(DeviceRef::Gpu).collect());
     let boards = [whole(), whole(), whole(), whole()];
     let absent = share("nvidia.com/gpu", listed(&[7]), 4, None);
     let reported = |entry: usize| {
         format!("sharing.timeSlicing.resources[{entry}] (nvidia.com/gpu): none of its devices here is 7")
     };
     assert_eq!(problems(&boards, &sharing(vec![absent.clone()])), [reported(0)]);
-    let all = share("nvidia.com/gpu", SharedOf::All, 2, None);
+    let all = share("nvidia.com/gpu", ReplicatedDevices::All, 2, None);
     assert_eq!(problems(&boards, &sharing(vec![all.clone(), absent])), [reported(1)]);
     // One device is taken, and one does not exist: both are reported.
     let both = share("nvidia.com/gpu", listed(&[0, 7]), 4, None);
@@ -96,10 +97,15 @@ fn sharing_entry_without_its_devices_is_reported_once() {
 #[test]
 fn sharing_entry_that_matches_nothing_is_reported() {
     let config = sharing(vec![
-        share("nvidia.com/mig-1g.5gb", SharedOf::All, 2, None),
-        share("nvidia.com/gpu", SharedOf::Listed(vec![DeviceRef::Gpu(0), DeviceRef::Gpu(7)]), 2, None),
-        share("nvidia.com/gpu", SharedOf::Count(5), 2, None),
-        share("nvidia.com/gpu", SharedOf::All, 2, None),
+        share("nvidia.com/mig-1g.5gb", ReplicatedDevices::All, 2, None),
+        share(
+            "nvidia.com/gpu",
+            ReplicatedDevices::Listed(vec![DeviceRef::Gpu(0), DeviceRef::Gpu(7)]),
+            2,
+            None,
+        ),
+        share("nvidia.com/gpu", ReplicatedDevices::Count(5), 2, None),
+        share("nvidia.com/gpu", ReplicatedDevices::All, 2, None),
     ]);
     let mut patterns = Config {
         gpu_patterns: vec![ResourcePattern { pattern: "*H100*".to_owned(), name: "nvidia.com/h100".into() }],
@@ -108,7 +114,7 @@ fn sharing_entry_that_matches_nothing_is_reported() {
     patterns.mig_patterns.clone_from(&patterns.gpu_patterns);
     let boards = [whole(), whole()];
     insta::assert_debug_snapshot!((problems(&boards, &config), problems(&boards, &patterns)));
-    let mixture = sharing(vec![share("nvidia.com/gpu", SharedOf::Count(1), 2, None)]);
+    let mixture = sharing(vec![share("nvidia.com/gpu", ReplicatedDevices::Count(1), 2, None)]);
     insta::assert_debug_snapshot!(problems(&boards, &mixture));
 }
 
@@ -117,7 +123,7 @@ fn offer_stays_below_kubelets_message_limit() {
     use gantry_proto::deviceplugin::{Device, ListAndWatchResponse, NumaNode, TopologyInfo};
     use prost::Message;
 
-    let config = |replicas| sharing(vec![share("nvidia.com/gpu", SharedOf::All, replicas, None)]);
+    let config = |replicas| sharing(vec![share("nvidia.com/gpu", ReplicatedDevices::All, replicas, None)]);
     let one = offer(&hardware(&[whole()]), &config(2560));
     assert_eq!((one.devices.len(), one.problems.len()), (2560, 0));
 

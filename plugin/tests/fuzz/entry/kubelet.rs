@@ -12,7 +12,7 @@ use gantry_plugin::handover::{Handover, SharedHandover};
 use gantry_plugin::inventory::{Device, Inventory, Slice};
 use gantry_plugin::kubelet::Kubelet;
 use gantry_plugin::nccl::TopologyFiles;
-use gantry_plugin::observe::Observed;
+use gantry_plugin::observe::Observations;
 use gantry_proto::deviceplugin::device_plugin_server::DevicePluginServer;
 use gantry_proto::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
@@ -181,7 +181,7 @@ struct Node {
 impl Node {
     fn new(resource: &str) -> Self {
         let fixed = &*FIXED;
-        let observed = Arc::<Observed>::default();
+        let observed = Arc::<Observations>::default();
         let handover =
             Arc::new(SharedHandover::new(Handover::new("node-1".into()), Arc::clone(&observed), None));
         handover.inventory(&fixed.inventory);

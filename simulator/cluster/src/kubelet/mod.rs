@@ -32,7 +32,7 @@ use crate::api::KUBERNETES_VERSION;
 use crate::mirror::{Delta, Mirror};
 use containers::Cgroup;
 use plugins::{Plugins, PodResourcesService, RegistrationService};
-use pod::{Desired, PodWorker};
+use pod::{DesiredState, PodWorker};
 
 /// The longest path of a unix socket on Linux.
 const MAX_SOCKET_PATH: usize = 107;
@@ -45,11 +45,11 @@ pub struct Kubelet {
 }
 
 /// Admitted pods, by UID.
-type Processes = BTreeMap<String, Admitted>;
+type Processes = BTreeMap<String, AdmittedPod>;
 
 /// What the containers of a pod were given, and the means to end them.
 #[derive(Debug, Clone)]
-struct Admitted {
+struct AdmittedPod {
     processes: Vec<Process>,
     killed: CancellationToken,
 }
@@ -158,7 +158,7 @@ impl Kubelet {
         }
     }
 
-    fn admitted(&self, uid: &str) -> Option<Admitted> {
+    fn admitted(&self, uid: &str) -> Option<AdmittedPod> {
         let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         processes.get(uid).cloned()
     }
@@ -170,7 +170,7 @@ struct Worker {
     client: Client,
     plugins: Arc<Plugins>,
     cgroups: PathBuf,
-    workers: BTreeMap<String, watch::Sender<Desired>>,
+    workers: BTreeMap<String, watch::Sender<DesiredState>>,
     processes: Arc<Mutex<Processes>>,
 }
 
@@ -183,7 +183,7 @@ impl Worker {
                 Delta::Gone(pod) => {
                     let uid = pod.uid().unwrap_or_default();
                     if let Some(worker) = self.workers.remove(&uid) {
-                        worker.send_replace(Desired::Gone);
+                        worker.send_replace(DesiredState::Gone);
                     }
                     // Kubelet frees the devices of a pod that is gone from the API at once, whatever its processes do.
                     self.plugins.with_devices(|devices| devices.release(&uid));
@@ -201,7 +201,9 @@ impl Worker {
         let deleted = pod.metadata.deletion_timestamp.is_some();
         match self.workers.get(&uid) {
             Some(worker) if deleted => {
-                worker.send_if_modified(|desired| std::mem::replace(desired, Desired::End) == Desired::Run);
+                worker.send_if_modified(|desired| {
+                    std::mem::replace(desired, DesiredState::End) == DesiredState::Run
+                });
             }
             Some(_) => {}
             None if ended => {}
@@ -222,13 +224,13 @@ impl Worker {
         let cgroup = Cgroup::create(&self.cgroups, uid, &processes)
             .inspect_err(|error| tracing::warn!(%error, pod = pod.name_any(), "no control group"))
             .ok();
-        let admitted = Admitted { processes: processes.clone(), killed: CancellationToken::new() };
+        let admitted = AdmittedPod { processes: processes.clone(), killed: CancellationToken::new() };
         let killed = admitted.killed.clone();
         let mut all = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(uid.to_owned(), admitted);
         drop(all);
         let deleted = pod.metadata.deletion_timestamp.is_some();
-        let (worker, desired) = watch::channel(if deleted { Desired::End } else { Desired::Run });
+        let (worker, desired) = watch::channel(if deleted { DesiredState::End } else { DesiredState::Run });
         self.workers.insert(uid.to_owned(), worker);
         let worker = PodWorker {
             client: self.client.clone(),

@@ -20,7 +20,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::containers::{Cgroup, MOMENT, OUTLIVE, Process, RUN_FOR, Stage, duration, status};
-use super::devices::{Devices, Offer, Role, Want};
+use super::devices::{ContainerRequest, Devices, Offer, Role};
 use super::plugins::{Plugin, Plugins};
 
 /// Why a pod is not admitted: `reason` and `message` of its status.
@@ -42,7 +42,8 @@ pub(super) async fn admit(plugins: &Plugins, pod: &Pod) -> Result<Vec<Process>, 
     for (container, role) in containers(pod) {
         let mut process = Process::new(&container.name, role);
         for (resource, count) in extended_requests(container) {
-            let want = Want { uid: &uid, container: &container.name, role, resource: &resource, count };
+            let want =
+                ContainerRequest { uid: &uid, container: &container.name, role, resource: &resource, count };
             let (ids, answer) = allocate(plugins, want).await?;
             process.receive(&resource, ids, answer);
         }
@@ -75,7 +76,7 @@ fn extended_requests(container: &Container) -> Vec<(String, usize)> {
 
 async fn allocate(
     plugins: &Plugins,
-    want: Want<'_>,
+    want: ContainerRequest<'_>,
 ) -> Result<(BTreeSet<String>, ContainerAllocateResponse), Refusal> {
     if !plugins.with_devices(|devices| devices.serves(want.resource)) {
         return Err(Refusal {
@@ -146,7 +147,7 @@ async fn preferred(
 
 /// The pod in the API, as far as kubelet uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Desired {
+pub(super) enum DesiredState {
     /// It shall run.
     Run,
     /// It was deleted and shall end in good order.
@@ -162,7 +163,7 @@ pub(super) struct PodWorker {
     pub(super) pod: Arc<Pod>,
     pub(super) processes: Vec<Process>,
     pub(super) cgroup: Option<Cgroup>,
-    pub(super) desired: watch::Receiver<Desired>,
+    pub(super) desired: watch::Receiver<DesiredState>,
     /// Ends processes that outlive their pod.
     pub(super) killed: CancellationToken,
 }
@@ -177,12 +178,12 @@ impl PodWorker {
         let desired = *self.desired.borrow();
         match desired {
             // The processes have exited by themselves.
-            Desired::Run => {
+            DesiredState::Run => {
                 self.leave();
                 self.plugins.with_devices(|devices| devices.release(&uid));
                 self.report(Stage::Succeeded).await;
             }
-            Desired::End => {
+            DesiredState::End => {
                 self.outlive().await;
                 self.leave();
                 self.plugins.with_devices(|devices| devices.release(&uid));
@@ -191,7 +192,7 @@ impl PodWorker {
                 self.confirm_deletion(&uid).await;
             }
             // Kubelet has freed the devices already; the processes take their time.
-            Desired::Gone => {
+            DesiredState::Gone => {
                 self.outlive().await;
                 self.leave();
             }
@@ -209,7 +210,7 @@ impl PodWorker {
         let restarts = spec.and_then(|spec| spec.restart_policy.as_deref()) == Some("Always");
         let run_for = duration(&self.pod, RUN_FOR).filter(|_| !restarts);
         let mut desired = self.desired.clone();
-        let ended = desired.wait_for(|desired| *desired != Desired::Run);
+        let ended = desired.wait_for(|desired| *desired != DesiredState::Run);
         match run_for {
             Some(time) => tokio::select! {
                 () = sleep(time) => true,

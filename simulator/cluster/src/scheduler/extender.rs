@@ -52,7 +52,7 @@ struct Args<'a> {
 /// What filter answers.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-pub(super) struct Filtered {
+pub(super) struct FilterResponse {
     pub(super) node_names: Option<Vec<String>>,
     pub(super) failed_nodes: Option<BTreeMap<String, String>>,
     pub(super) failed_and_unresolvable_nodes: Option<BTreeMap<String, String>>,
@@ -113,7 +113,7 @@ impl<C: Connect + Clone + Send + Sync + 'static> Extender<C> {
     }
 
     /// The nodes that fit, or why not.
-    pub(super) async fn filter(&self, pod: &Pod, node_names: &[String]) -> Result<Filtered, String> {
+    pub(super) async fn filter(&self, pod: &Pod, node_names: &[String]) -> Result<FilterResponse, String> {
         let args = Args { pod, nodes: None, node_names };
         self.call(&self.config.filter_verb, &args).await
     }

@@ -71,11 +71,11 @@ struct Scheduler<C> {
     extender: Extender<C>,
     reporter: Reporter,
     client: Client,
-    bound: mpsc::UnboundedSender<Bound>,
+    bound: mpsc::UnboundedSender<BindResult>,
 }
 
 /// How a bind ended.
-struct Bound {
+struct BindResult {
     pod: Arc<Pod>,
     result: Result<(), String>,
 }
@@ -89,7 +89,7 @@ enum Miss {
 }
 
 impl<C: Connect + Clone + Send + Sync + 'static> Scheduler<C> {
-    async fn serve(&mut self, mut bind_results: mpsc::UnboundedReceiver<Bound>) {
+    async fn serve(&mut self, mut bind_results: mpsc::UnboundedReceiver<BindResult>) {
         loop {
             tokio::select! {
                 biased;
@@ -163,7 +163,7 @@ impl<C: Connect + Clone + Send + Sync + 'static> Scheduler<C> {
         }
     }
 
-    async fn bind_ended(&mut self, Bound { pod, result }: Bound) {
+    async fn bind_ended(&mut self, BindResult { pod, result }: BindResult) {
         let uid = pod.uid().unwrap_or_default();
         let Err(problem) = result else { return };
         let bound_meanwhile = self.pods.objects().get(&uid).is_some_and(|pod| node_of(pod).is_some());
@@ -304,7 +304,7 @@ impl<C: Connect + Clone + Send + Sync + 'static> Scheduler<C> {
                 reporter.scheduled(&pod, &node).await;
             }
             // The receiver is closed only after the scheduler has ended.
-            let _ = bound.send(Bound { pod, result });
+            let _ = bound.send(BindResult { pod, result });
         });
     }
 }

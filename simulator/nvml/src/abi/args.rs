@@ -10,17 +10,17 @@ use crate::control::MigRefusal;
 
 /// A pointer to where an answer goes. Only a C caller makes one, and so vouches for it.
 #[repr(transparent)]
-pub struct Out<T>(*mut T);
+pub struct OutPointer<T>(*mut T);
 
-impl<T> Clone for Out<T> {
+impl<T> Clone for OutPointer<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Out<T> {}
+impl<T> Copy for OutPointer<T> {}
 
-impl<T> Out<T> {
+impl<T> OutPointer<T> {
     /// Refuses a null pointer.
     pub(crate) fn check(self) -> Result<(), Status> {
         if self.0.is_null() { Err(Status::INVALID_ARGUMENT) } else { Ok(()) }
@@ -57,15 +57,15 @@ impl<T> Out<T> {
     }
 
     /// The same memory as another struct: an older or newer version, as its version field shows.
-    pub(crate) fn cast<U>(self) -> Out<U> {
-        Out(self.0.cast())
+    pub(crate) fn cast<U>(self) -> OutPointer<U> {
+        OutPointer(self.0.cast())
     }
 
     /// The memory right behind this value, as another type.
-    pub(crate) fn behind<U>(self) -> Result<Out<U>, Status> {
+    pub(crate) fn behind<U>(self) -> Result<OutPointer<U>, Status> {
         self.check()?;
         // SAFETY: not null; the caller of a struct with a head of `T` vouches for what follows it.
-        Ok(Out(unsafe { self.0.add(1) }.cast()))
+        Ok(OutPointer(unsafe { self.0.add(1) }.cast()))
     }
 
     /// Writes `items` from here on.
@@ -93,7 +93,7 @@ impl<T> Out<T> {
     }
 
     /// Writes a list as NVML does: `count` states how much fits and receives how much there is.
-    pub(crate) fn put_list(self, count: Out<c_uint>, items: &[T]) -> Result<(), Status>
+    pub(crate) fn put_list(self, count: OutPointer<c_uint>, items: &[T]) -> Result<(), Status>
     where
         T: Copy,
     {
@@ -106,7 +106,7 @@ impl<T> Out<T> {
     }
 }
 
-impl Out<c_char> {
+impl OutPointer<c_char> {
     /// Writes a text and its final zero into a buffer of `length` bytes.
     pub(crate) fn put_text(self, length: c_uint, text: &str) -> Result<(), Status> {
         self.check()?;

@@ -9,8 +9,8 @@ use nvml_wrapper_sys::bindings::{nvmlReturn_enum_NVML_SUCCESS as SUCCESS, nvmlRe
 use gantry_topology::{ComputeInstance, GpuInstance, Mig};
 
 use super::args::Status;
-use super::handle::{Device, Named, Place};
-use crate::control::{Applied, ControlError, GpuState, MigChange, Process, Reported, Rule, State};
+use super::handle::{Device, HandleTarget, InstanceHandle};
+use crate::control::{AppliedLayout, ControlError, GpuState, MigChange, Process, ReportedFacts, Rule, State};
 use crate::facts::{Facts, GpuFacts, Remote};
 use crate::library::{Library, Session};
 
@@ -158,8 +158,8 @@ impl Call {
             self.gpu_at(index).ok_or(Status::INVALID_ARGUMENT)?
         };
         match device.named().ok_or(Status::INVALID_ARGUMENT)? {
-            Named::Whole(index) => here(index).map(Subject::Gpu),
-            Named::Mig(place) => here(place.gpu)?
+            HandleTarget::Whole(index) => here(index).map(Subject::Gpu),
+            HandleTarget::Mig(place) => here(place.gpu)?
                 .mig_devices()
                 .find(|mig| mig.place() == place)
                 .map(Subject::Mig)
@@ -168,7 +168,7 @@ impl Call {
     }
 
     /// Changes the MIG layout of a GPU; every process sees it from its next call on.
-    pub(crate) fn change_mig(&self, gpu: Target<'_>, change: &MigChange) -> Result<Applied, Status> {
+    pub(crate) fn change_mig(&self, gpu: Target<'_>, change: &MigChange) -> Result<AppliedLayout, Status> {
         let changed = self.library.update(|state| {
             let changed = state.change_mig(gpu.facts, change);
             changed.map_err(|source| ControlError::Mig { gpu: gpu.key(), source })
@@ -218,7 +218,7 @@ impl<'a> Target<'a> {
     }
 
     /// A fact that the control state sets in place of the machine file's.
-    pub(crate) fn reported<T>(self, fact: impl FnOnce(&'a Reported) -> Option<T>) -> Option<T> {
+    pub(crate) fn reported<T>(self, fact: impl FnOnce(&'a ReportedFacts) -> Option<T>) -> Option<T> {
         self.state.and_then(|state| fact(&state.reported))
     }
 
@@ -273,8 +273,8 @@ impl<'a> Subject<'a> {
 
 impl MigTarget<'_> {
     /// What handles of the device and of its compute instance hold.
-    pub(crate) fn place(self) -> Place {
-        Place {
+    pub(crate) fn place(self) -> InstanceHandle {
+        InstanceHandle {
             gpu: self.gpu.facts.index,
             gpu_instance: self.instance.id,
             compute_instance: self.compute.id,

@@ -7,10 +7,10 @@ use gantry_topology::machine::split_profile;
 use gantry_topology::mig::{compute_starts, legal_compute};
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::{In, Out, Status, struct_version};
+use super::args::{In, OutPointer, Status, struct_version};
 use super::call::{Call, MigTarget};
 use super::handle::{ComputeInstance, Device, GpuInstance};
-use super::instances::{Found, place_of, printed, put_trusting};
+use super::instances::{TargetInstance, place_of, printed, put_trusting};
 use crate::control::{MigChange, compute_room, placements_of, slices_of};
 use crate::facts;
 
@@ -27,7 +27,7 @@ const PROFILES: [(c_uint, u8); 5] = [
 ];
 
 /// The slices of a profile that instances of `found` have.
-fn slices(found: Found<'_>, profile: c_uint) -> Result<u8, Status> {
+fn slices(found: TargetInstance<'_>, profile: c_uint) -> Result<u8, Status> {
     if profile >= sys::NVML_COMPUTE_INSTANCE_PROFILE_COUNT {
         return Err(Status::INVALID_ARGUMENT);
     }
@@ -40,7 +40,7 @@ fn slices(found: Found<'_>, profile: c_uint) -> Result<u8, Status> {
 }
 
 /// Name of the MIG device of so many slices.
-fn name(found: Found<'_>, slices: u8) -> String {
+fn name(found: TargetInstance<'_>, slices: u8) -> String {
     if slices == found.profile.compute {
         found.profile.name.clone()
     } else {
@@ -50,7 +50,7 @@ fn name(found: Found<'_>, slices: u8) -> String {
 
 /// NVML's description of a compute instance profile, in its newest version.
 fn info(
-    found: Found<'_>,
+    found: TargetInstance<'_>,
     profile: c_uint,
     engines: c_uint,
 ) -> Result<sys::nvmlComputeInstanceProfileInfo_v3_t, Status> {
@@ -84,7 +84,7 @@ fn info(
     })
 }
 
-fn handle(found: Found<'_>, compute: &Compute) -> ComputeInstance {
+fn handle(found: TargetInstance<'_>, compute: &Compute) -> ComputeInstance {
     let device = MigTarget { gpu: found.gpu, instance: found.instance, compute };
     ComputeInstance::at(device.place())
 }
@@ -94,7 +94,7 @@ fn create(
     instance: GpuInstance,
     profile: c_uint,
     start: Option<u8>,
-    out: Out<ComputeInstance>,
+    out: OutPointer<ComputeInstance>,
 ) -> Result<(), Status> {
     let found = call.gpu_instance(instance)?;
     let slices = slices(found, profile)?;
@@ -131,7 +131,7 @@ pub struct InstanceInfo {
 
 const _: () = assert!(size_of::<InstanceInfo>() == size_of::<sys::nvmlComputeInstanceInfo_t>());
 
-fn put_instance(call: &Call, instance: ComputeInstance, out: Out<InstanceInfo>) -> Result<(), Status> {
+fn put_instance(call: &Call, instance: ComputeInstance, out: OutPointer<InstanceInfo>) -> Result<(), Status> {
     let device = device_of(call, instance)?;
     let parent = GpuInstance::at(place_of(device.gpu, device.instance));
     let found = call.gpu_instance(parent)?;
@@ -156,7 +156,7 @@ nvml! {
         instance: GpuInstance,
         profile: c_uint,
         engines: c_uint,
-        out: Out<sys::nvmlComputeInstanceProfileInfo_t>,
+        out: OutPointer<sys::nvmlComputeInstanceProfileInfo_t>,
     ) |call| {
         let info = info(call.gpu_instance(instance)?, profile, engines)?;
         out.put(of_version!(info => sys::nvmlComputeInstanceProfileInfo_t {
@@ -169,7 +169,7 @@ nvml! {
         instance: GpuInstance,
         profile: c_uint,
         engines: c_uint,
-        out: Out<sys::nvmlComputeInstanceProfileInfo_v2_t>,
+        out: OutPointer<sys::nvmlComputeInstanceProfileInfo_v2_t>,
     ) |call| {
         const V2: c_uint = struct_version::<sys::nvmlComputeInstanceProfileInfo_v2_t>(2);
         const V3: c_uint = struct_version::<sys::nvmlComputeInstanceProfileInfo_v3_t>(3);
@@ -187,7 +187,7 @@ nvml! {
     fn nvmlGpuInstanceGetComputeInstanceRemainingCapacity(
         instance: GpuInstance,
         profile: c_uint,
-        count: Out<c_uint>,
+        count: OutPointer<c_uint>,
     ) |call| {
         let found = call.gpu_instance(instance)?;
         let room = compute_room(found.profile, found.instance, slices(found, profile)?);
@@ -197,8 +197,8 @@ nvml! {
     fn nvmlGpuInstanceGetComputeInstancePossiblePlacements(
         instance: GpuInstance,
         profile: c_uint,
-        out: Out<sys::nvmlComputeInstancePlacement_t>,
-        count: Out<c_uint>,
+        out: OutPointer<sys::nvmlComputeInstancePlacement_t>,
+        count: OutPointer<c_uint>,
     ) |call| {
         let found = call.gpu_instance(instance)?;
         let slices = slices(found, profile)?;
@@ -218,7 +218,7 @@ nvml! {
     fn nvmlGpuInstanceCreateComputeInstance(
         instance: GpuInstance,
         profile: c_uint,
-        out: Out<ComputeInstance>,
+        out: OutPointer<ComputeInstance>,
     ) |call| {
         create(call, instance, profile, None, out)
     }
@@ -227,7 +227,7 @@ nvml! {
         instance: GpuInstance,
         profile: c_uint,
         placement: In<sys::nvmlComputeInstancePlacement_t>,
-        out: Out<ComputeInstance>,
+        out: OutPointer<ComputeInstance>,
     ) |call| {
         let placement = placement.get()?;
         let found = call.gpu_instance(instance)?;
@@ -253,8 +253,8 @@ nvml! {
     fn nvmlGpuInstanceGetComputeInstances(
         instance: GpuInstance,
         profile: c_uint,
-        out: Out<ComputeInstance>,
-        count: Out<c_uint>,
+        out: OutPointer<ComputeInstance>,
+        count: OutPointer<c_uint>,
     ) |call| {
         let found = call.gpu_instance(instance)?;
         let wanted = slices(found, profile)?;
@@ -270,14 +270,14 @@ nvml! {
     fn nvmlGpuInstanceGetComputeInstanceById(
         instance: GpuInstance,
         id: c_uint,
-        out: Out<ComputeInstance>,
+        out: OutPointer<ComputeInstance>,
     ) |call| {
         let found = call.gpu_instance(instance)?;
         let compute = found.instance.compute.iter().find(|compute| compute.id == id);
         out.put(handle(found, compute.ok_or(Status::NOT_FOUND)?))
     }
 
-    fn nvmlComputeInstanceGetInfo | nvmlComputeInstanceGetInfo_v2(instance: ComputeInstance, out: Out<InstanceInfo>) |call| {
+    fn nvmlComputeInstanceGetInfo | nvmlComputeInstanceGetInfo_v2(instance: ComputeInstance, out: OutPointer<InstanceInfo>) |call| {
         put_instance(call, instance, out)
     }
 }

@@ -7,35 +7,35 @@ use gantry_topology::MigAttributes;
 use gantry_topology::machine::split_profile;
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::{In, Out, Status};
+use super::args::{In, OutPointer, Status};
 use super::call::{Call, MigTarget, Subject, Target};
 use super::handle::Device;
 use crate::control::MigChange;
 use crate::facts::{self, Address, GpuFacts};
 
 /// The handle of the first GPU that `wanted` holds for.
-fn find(call: &Call, device: Out<Device>, wanted: impl Fn(&GpuFacts) -> bool) -> Result<(), Status> {
+fn find(call: &Call, device: OutPointer<Device>, wanted: impl Fn(&GpuFacts) -> bool) -> Result<(), Status> {
     device.check()?;
     let mut present = call.session.present.iter().copied();
     let found = present.find(|index| call.facts().gpus.get(*index).is_some_and(&wanted));
     alive(call, found.ok_or(Status::NOT_FOUND)?, device)
 }
 
-fn by_index(call: &Call, index: usize, device: Out<Device>) -> Result<(), Status> {
+fn by_index(call: &Call, index: usize, device: OutPointer<Device>) -> Result<(), Status> {
     device.check()?;
     let found = call.session.present.get(index).ok_or(Status::INVALID_ARGUMENT)?;
     alive(call, *found, device)
 }
 
 /// The handle of a GPU that is not lost.
-fn alive(call: &Call, index: usize, device: Out<Device>) -> Result<(), Status> {
+fn alive(call: &Call, index: usize, device: OutPointer<Device>) -> Result<(), Status> {
     call.obey(index)?;
     let _alive: Target<'_> = call.gpu_at(index).ok_or(Status::INVALID_ARGUMENT)??;
     device.put(Device::whole(index))
 }
 
 /// The GPU or MIG device of a UUID, distinguished by its first letters.
-fn by_uuid(call: &Call, uuid: &str, device: Out<Device>) -> Result<(), Status> {
+fn by_uuid(call: &Call, uuid: &str, device: OutPointer<Device>) -> Result<(), Status> {
     if !uuid.starts_with("MIG-") {
         return find(call, device, |gpu| gpu.uuid.eq_ignore_ascii_case(uuid));
     }
@@ -49,12 +49,12 @@ fn by_uuid(call: &Call, uuid: &str, device: Out<Device>) -> Result<(), Status> {
     device.put(Device::mig(found.ok_or(Status::NOT_FOUND)?.place()))
 }
 
-fn by_address(call: &Call, text: In<c_char>, device: Out<Device>) -> Result<(), Status> {
+fn by_address(call: &Call, text: In<c_char>, device: OutPointer<Device>) -> Result<(), Status> {
     let address = Address::parse(&text.text()?).ok_or(Status::INVALID_ARGUMENT)?;
     find(call, device, |gpu| gpu.address.same_slot(address))
 }
 
-fn count(call: &Call, count: Out<c_uint>) -> Result<(), Status> {
+fn count(call: &Call, count: OutPointer<c_uint>) -> Result<(), Status> {
     let present = c_uint::try_from(call.session.present.len()).unwrap_or(c_uint::MAX);
     count.put(call.state.driver.count.unwrap_or(present))
 }
@@ -85,13 +85,13 @@ nvml_get! {
 }
 
 nvml! {
-    fn nvmlDeviceGetCount | nvmlDeviceGetCount_v2(out: Out<c_uint>) |call| { count(call, out) }
+    fn nvmlDeviceGetCount | nvmlDeviceGetCount_v2(out: OutPointer<c_uint>) |call| { count(call, out) }
 
-    fn nvmlDeviceGetHandleByIndex | nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<Device>) |call| {
+    fn nvmlDeviceGetHandleByIndex | nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: OutPointer<Device>) |call| {
         by_index(call, index as usize, device)
     }
 
-    fn nvmlDeviceGetHandleByUUID(uuid: In<c_char>, device: Out<Device>) |call| {
+    fn nvmlDeviceGetHandleByUUID(uuid: In<c_char>, device: OutPointer<Device>) |call| {
         let uuid = uuid.text()?;
         if !uuid.starts_with("GPU-") && !uuid.starts_with("MIG-") {
             return Err(Status::INVALID_ARGUMENT);
@@ -99,7 +99,7 @@ nvml! {
         by_uuid(call, &uuid, device)
     }
 
-    fn nvmlDeviceGetHandleByUUIDV(uuid: Out<sys::nvmlUUID_t>, device: Out<Device>) |call| {
+    fn nvmlDeviceGetHandleByUUIDV(uuid: OutPointer<sys::nvmlUUID_t>, device: OutPointer<Device>) |call| {
         uuid.check_version(1)?;
         let uuid = uuid.get()?;
         match uuid.type_ {
@@ -118,17 +118,17 @@ nvml! {
         }
     }
 
-    fn nvmlDeviceGetHandleBySerial(serial: In<c_char>, device: Out<Device>) |call| {
+    fn nvmlDeviceGetHandleBySerial(serial: In<c_char>, device: OutPointer<Device>) |call| {
         let serial = serial.text()?;
         find(call, device, |gpu| gpu.serial == serial)
     }
 
     fn nvmlDeviceGetHandleByPciBusId
-    | nvmlDeviceGetHandleByPciBusId_v2(address: In<c_char>, device: Out<Device>) |call| {
+    | nvmlDeviceGetHandleByPciBusId_v2(address: In<c_char>, device: OutPointer<Device>) |call| {
         by_address(call, address, device)
     }
 
-    fn nvmlDeviceGetName(device: Device, name: Out<c_char>, length: c_uint) |call| {
+    fn nvmlDeviceGetName(device: Device, name: OutPointer<c_char>, length: c_uint) |call| {
         match call.subject(device)? {
             Subject::Gpu(gpu) => {
                 let reported = gpu.reported(|facts| facts.name.as_deref());
@@ -142,7 +142,7 @@ nvml! {
         }
     }
 
-    fn nvmlDeviceGetUUID(device: Device, uuid: Out<c_char>, length: c_uint) |call| {
+    fn nvmlDeviceGetUUID(device: Device, uuid: OutPointer<c_char>, length: c_uint) |call| {
         match call.subject(device)? {
             Subject::Gpu(gpu) => {
                 let reported = gpu.reported(|facts| facts.uuid.as_deref());
@@ -152,7 +152,7 @@ nvml! {
         }
     }
 
-    fn nvmlDeviceGetIndex(device: Device, index: Out<c_uint>) |call| {
+    fn nvmlDeviceGetIndex(device: Device, index: OutPointer<c_uint>) |call| {
         match call.subject(device)? {
             Subject::Gpu(gpu) => {
                 let position = call.session.present.iter().position(|present| *present == gpu.facts.index);
@@ -166,45 +166,45 @@ nvml! {
         }
     }
 
-    fn nvmlDeviceGetMinorNumber(device: Device, minor: Out<c_uint>) |call| {
+    fn nvmlDeviceGetMinorNumber(device: Device, minor: OutPointer<c_uint>) |call| {
         // A MIG device has no node of its own: it is reached through its GPU's.
         let (Subject::Gpu(gpu) | Subject::Mig(MigTarget { gpu, .. })) = call.subject(device)?;
         minor.put(gpu.reported(|facts| facts.minor).unwrap_or(gpu.facts.minor))
     }
 
-    fn nvmlDeviceGetSerial(device: Device, serial: Out<c_char>, length: c_uint) |call| {
+    fn nvmlDeviceGetSerial(device: Device, serial: OutPointer<c_char>, length: c_uint) |call| {
         serial.put_text(length, &call.gpu(device)?.facts.serial)
     }
 
-    fn nvmlDeviceGetCudaComputeCapability(device: Device, major: Out<c_int>, minor: Out<c_int>) |call| {
+    fn nvmlDeviceGetCudaComputeCapability(device: Device, major: OutPointer<c_int>, minor: OutPointer<c_int>) |call| {
         let (known_major, known_minor) = call.gpu(device)?.facts.compute_capability;
         minor.check()?;
         major.put(c_int::from(known_major))?;
         minor.put(c_int::from(known_minor))
     }
 
-    fn nvmlDeviceGetModuleId(device: Device, module: Out<c_uint>) |call| {
+    fn nvmlDeviceGetModuleId(device: Device, module: OutPointer<c_uint>) |call| {
         let gpu = call.gpu(device)?;
         // Modules on a baseboard count from 1; a card in a slot is no module.
         let on_baseboard = gpu.facts.model.contains("SXM") || call.facts().switches.len() > 1;
         module.put(if on_baseboard { c_uint::from(gpu.key()) + 1 } else { 0 })
     }
 
-    fn nvmlDeviceGetBoardId(device: Device, board: Out<c_uint>) |call| {
+    fn nvmlDeviceGetBoardId(device: Device, board: OutPointer<c_uint>) |call| {
         let address = call.gpu(device)?.facts.address;
         board.put(address.domain << 16 | c_uint::from(address.bus) << 8)
     }
 
-    fn nvmlDeviceOnSameBoard(first: Device, second: Device, same: Out<c_int>) |call| {
+    fn nvmlDeviceOnSameBoard(first: Device, second: Device, same: OutPointer<c_int>) |call| {
         let (first, second) = (call.gpu(first)?, call.gpu(second)?);
         same.put(c_int::from(first.key() == second.key()))
     }
 
-    fn nvmlDeviceGetBoardPartNumber(device: Device, part: Out<c_char>, length: c_uint) |call| {
+    fn nvmlDeviceGetBoardPartNumber(device: Device, part: OutPointer<c_char>, length: c_uint) |call| {
         part.put_text(length, &format!("900-2{:04X}-0000-000", call.gpu(device)?.facts.product.device_id))
     }
 
-    fn nvmlDeviceGetVbiosVersion(device: Device, version: Out<c_char>, length: c_uint) |call| {
+    fn nvmlDeviceGetVbiosVersion(device: Device, version: OutPointer<c_char>, length: c_uint) |call| {
         version.put_text(length, &format!("90.02.{:02X}.00.00", call.gpu(device)?.facts.product.architecture))
     }
 }
@@ -226,7 +226,11 @@ fn mode(enabled: bool) -> c_uint {
     if enabled { sys::NVML_DEVICE_MIG_ENABLE } else { sys::NVML_DEVICE_MIG_DISABLE }
 }
 
-fn attributes(call: &Call, device: Device, out: Out<sys::nvmlDeviceAttributes_t>) -> Result<(), Status> {
+fn attributes(
+    call: &Call,
+    device: Device,
+    out: OutPointer<sys::nvmlDeviceAttributes_t>,
+) -> Result<(), Status> {
     // The header: "currently only supports MIG device handles".
     let Subject::Mig(mig) = call.subject(device)? else {
         return Err(Status::NOT_SUPPORTED);
@@ -246,7 +250,7 @@ fn attributes(call: &Call, device: Device, out: Out<sys::nvmlDeviceAttributes_t>
 }
 
 nvml! {
-    fn nvmlDeviceGetMigMode(device: Device, current: Out<c_uint>, pending: Out<c_uint>) |call| {
+    fn nvmlDeviceGetMigMode(device: Device, current: OutPointer<c_uint>, pending: OutPointer<c_uint>) |call| {
         let gpu = call.gpu(device)?;
         if gpu.facts.profiles.is_none() {
             return Err(Status::NOT_SUPPORTED);
@@ -256,7 +260,7 @@ nvml! {
         pending.put(mode(gpu.mig_enabled_after_reset()))
     }
 
-    fn nvmlDeviceSetMigMode(device: Device, wanted: c_uint, activation: Out<sys::nvmlReturn_t>) |call| {
+    fn nvmlDeviceSetMigMode(device: Device, wanted: c_uint, activation: OutPointer<sys::nvmlReturn_t>) |call| {
         let gpu = call.gpu(device)?;
         if gpu.facts.profiles.is_none() {
             return Err(Status::NOT_SUPPORTED);
@@ -274,40 +278,40 @@ nvml! {
         })
     }
 
-    fn nvmlDeviceIsMigDeviceHandle(device: Device, is_mig: Out<c_uint>) |call| {
+    fn nvmlDeviceIsMigDeviceHandle(device: Device, is_mig: OutPointer<c_uint>) |call| {
         is_mig.put(match call.subject(device)? {
             Subject::Gpu(_) => 0,
             Subject::Mig(_) => 1,
         })
     }
 
-    fn nvmlDeviceGetMaxMigDeviceCount(device: Device, count: Out<c_uint>) |call| {
+    fn nvmlDeviceGetMaxMigDeviceCount(device: Device, count: OutPointer<c_uint>) |call| {
         // Zero where MIG is not enabled, as the header states.
         let gpu = call.gpu(device)?;
         let most = gpu.facts.profiles.as_ref().map_or(0, |profiles| profiles.compute_slices());
         count.put(if gpu.mig_enabled() { c_uint::from(most) } else { 0 })
     }
 
-    fn nvmlDeviceGetMigDeviceHandleByIndex(device: Device, index: c_uint, mig: Out<Device>) |call| {
+    fn nvmlDeviceGetMigDeviceHandleByIndex(device: Device, index: c_uint, mig: OutPointer<Device>) |call| {
         let gpu = call.gpu(device)?;
         mig.check()?;
         let found = gpu.mig_devices().nth(index as usize).ok_or(Status::NOT_FOUND)?;
         mig.put(Device::mig(found.place()))
     }
 
-    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig: Device, parent: Out<Device>) |call| {
+    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig: Device, parent: OutPointer<Device>) |call| {
         parent.put(Device::whole(call.mig(mig)?.gpu.facts.index))
     }
 
-    fn nvmlDeviceGetGpuInstanceId(device: Device, id: Out<c_uint>) |call| {
+    fn nvmlDeviceGetGpuInstanceId(device: Device, id: OutPointer<c_uint>) |call| {
         id.put(call.mig(device)?.instance.id)
     }
 
-    fn nvmlDeviceGetComputeInstanceId(device: Device, id: Out<c_uint>) |call| {
+    fn nvmlDeviceGetComputeInstanceId(device: Device, id: OutPointer<c_uint>) |call| {
         id.put(call.mig(device)?.compute.id)
     }
 
-    fn nvmlDeviceGetAttributes | nvmlDeviceGetAttributes_v2(device: Device, out: Out<sys::nvmlDeviceAttributes_t>) |call| {
+    fn nvmlDeviceGetAttributes | nvmlDeviceGetAttributes_v2(device: Device, out: OutPointer<sys::nvmlDeviceAttributes_t>) |call| {
         attributes(call, device, out)
     }
 }

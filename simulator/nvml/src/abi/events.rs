@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::{Out, Status};
+use super::args::{OutPointer, Status};
 use super::call::{Call, Target};
 use super::handle::{Device, EventSet};
 use crate::control::EventKind;
-use crate::library::{Filter, Waited};
+use crate::library::{Filter, WaitOutcome};
 
 /// What NVML writes where an event is not confined to an instance.
 const WHOLE_GPU: c_uint = c_uint::MAX;
@@ -39,22 +39,22 @@ fn supported(gpu: Target<'_>) -> u64 {
     kinds.into_iter().fold(0, |types, kind| types | kind.nvml_type())
 }
 
-fn wait(call: &Call, set: EventSet, data: Out<EventData>, timeout: c_uint) -> Result<(), Status> {
+fn wait(call: &Call, set: EventSet, data: OutPointer<EventData>, timeout: c_uint) -> Result<(), Status> {
     data.check()?;
     let timeout = Duration::from_millis(u64::from(timeout));
     match call.library.wait(&call.session, set.number(), timeout) {
-        Waited::Event(event) => data.put(EventData {
+        WaitOutcome::Event(event) => data.put(EventData {
             device: Device::whole(usize::from(event.gpu)),
             kind: event.kind.nvml_type(),
             data: event.data,
             gpu_instance: event.gpu_instance.unwrap_or(WHOLE_GPU),
             compute_instance: event.compute_instance.unwrap_or(WHOLE_GPU),
         }),
-        Waited::TimedOut => Err(Status::TIMEOUT),
-        Waited::NoSuchSet => Err(Status::INVALID_ARGUMENT),
-        Waited::GpuLost => Err(Status::GPU_IS_LOST),
-        Waited::DriverGone => Err(Status::DRIVER_NOT_LOADED),
-        Waited::ShutDown => Err(Status::UNINITIALIZED),
+        WaitOutcome::TimedOut => Err(Status::TIMEOUT),
+        WaitOutcome::NoSuchSet => Err(Status::INVALID_ARGUMENT),
+        WaitOutcome::GpuLost => Err(Status::GPU_IS_LOST),
+        WaitOutcome::DriverGone => Err(Status::DRIVER_NOT_LOADED),
+        WaitOutcome::ShutDown => Err(Status::UNINITIALIZED),
     }
 }
 
@@ -63,7 +63,7 @@ nvml_get! {
 }
 
 nvml! {
-    fn nvmlEventSetCreate(set: Out<EventSet>) |call| {
+    fn nvmlEventSetCreate(set: OutPointer<EventSet>) |call| {
         set.check()?;
         set.put(EventSet::of(call.session.events.create(&call.state)))
     }
@@ -94,7 +94,7 @@ nvml! {
         }
     }
 
-    fn nvmlEventSetWait | nvmlEventSetWait_v2(set: EventSet, data: Out<EventData>, timeout: c_uint) |call| {
+    fn nvmlEventSetWait | nvmlEventSetWait_v2(set: EventSet, data: OutPointer<EventData>, timeout: c_uint) |call| {
         wait(call, set, data, timeout)
     }
 }

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use nvml_wrapper_sys::bindings as sys;
 use sys::field_id as field;
 
-use super::args::{Out, Status};
+use super::args::{OutPointer, Status};
 use super::call::{Call, Target};
 use super::handle::Device;
 use super::links::{link_of, version_of};
@@ -175,7 +175,7 @@ fn switched_links(call: &Call, gpu: Target<'_>) -> c_uint {
 }
 
 nvml! {
-    fn nvmlDeviceGetFieldValues(device: Device, count: c_int, values: Out<sys::nvmlFieldValue_t>) |call| {
+    fn nvmlDeviceGetFieldValues(device: Device, count: c_int, values: OutPointer<sys::nvmlFieldValue_t>) |call| {
         let gpu = call.gpu(device)?;
         let count = usize::try_from(count).ok().filter(|count| *count > 0).ok_or(Status::INVALID_ARGUMENT)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -30,7 +30,7 @@ pub struct GpmSample(u64);
 
 /// Where an instance was when its handle was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct InstanceHandle {
     /// Index of the GPU.
     pub(crate) gpu: usize,
     /// Id of the GPU instance.
@@ -43,11 +43,11 @@ pub(crate) struct Place {
 
 /// What a device handle stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Named {
+pub(crate) enum HandleTarget {
     /// The GPU of this index.
     Whole(usize),
     /// A MIG device.
-    Mig(Place),
+    Mig(InstanceHandle),
 }
 
 /// Bits of a handle that distinguish one content of a slot from another.
@@ -62,7 +62,7 @@ const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
 /// Set in the handles of instances, clear in those of whole GPUs.
 const INSTANCE: u64 = 1 << 31;
 
-impl Place {
+impl InstanceHandle {
     /// The place in the lower half of a handle: a bit, 5 for the GPU, 5 and 4 for the instances, the digest.
     fn bits(self) -> u64 {
         let digest = u64::from(self.digest) & ((1 << DIGEST_BITS) - 1);
@@ -92,41 +92,41 @@ impl Device {
     }
 
     /// The handle of a MIG device.
-    pub(crate) fn mig(place: Place) -> Self {
+    pub(crate) fn mig(place: InstanceHandle) -> Self {
         Self(DEVICE_MARK | place.bits())
     }
 
     /// What the handle stands for; nothing, if it was not made here.
-    pub(crate) fn named(self) -> Option<Named> {
-        if let Some(place) = Place::of(self.0, DEVICE_MARK) {
-            return Some(Named::Mig(place));
+    pub(crate) fn named(self) -> Option<HandleTarget> {
+        if let Some(place) = InstanceHandle::of(self.0, DEVICE_MARK) {
+            return Some(HandleTarget::Mig(place));
         }
         let valid = self.0 & MARK_MASK == DEVICE_MARK && self.0 & 0xffff == 0;
-        valid.then_some(Named::Whole((self.0 >> 16 & 0x7fff) as usize))
+        valid.then_some(HandleTarget::Whole((self.0 >> 16 & 0x7fff) as usize))
     }
 }
 
 impl GpuInstance {
     /// The handle of the GPU instance at `place`.
-    pub(crate) fn at(place: Place) -> Self {
+    pub(crate) fn at(place: InstanceHandle) -> Self {
         Self(GPU_INSTANCE_MARK | place.bits())
     }
 
     /// The place, if the handle was made here.
-    pub(crate) fn place(self) -> Option<Place> {
-        Place::of(self.0, GPU_INSTANCE_MARK)
+    pub(crate) fn place(self) -> Option<InstanceHandle> {
+        InstanceHandle::of(self.0, GPU_INSTANCE_MARK)
     }
 }
 
 impl ComputeInstance {
     /// The handle of the compute instance at `place`.
-    pub(crate) fn at(place: Place) -> Self {
+    pub(crate) fn at(place: InstanceHandle) -> Self {
         Self(COMPUTE_INSTANCE_MARK | place.bits())
     }
 
     /// The place, if the handle was made here.
-    pub(crate) fn place(self) -> Option<Place> {
-        Place::of(self.0, COMPUTE_INSTANCE_MARK)
+    pub(crate) fn place(self) -> Option<InstanceHandle> {
+        InstanceHandle::of(self.0, COMPUTE_INSTANCE_MARK)
     }
 }
 
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn only_handles_made_here_are_taken() {
         for index in [0, 1, 31] {
-            assert_eq!(Device::whole(index).named(), Some(Named::Whole(index)));
+            assert_eq!(Device::whole(index).named(), Some(HandleTarget::Whole(index)));
         }
         assert_eq!(EventSet::of(7).number(), 7);
         for forged in [0, 1, 0x7f00_dead_beef, DEVICE_MARK | 1, SET_MARK | 7] {
@@ -173,8 +173,9 @@ mod tests {
 
     #[test]
     fn handle_finds_its_instance_and_no_other_kind() {
-        let place = Place { gpu: 31, gpu_instance: 14, compute_instance: 6, digest: (1 << DIGEST_BITS) - 1 };
-        assert_eq!(Device::mig(place).named(), Some(Named::Mig(place)));
+        let place =
+            InstanceHandle { gpu: 31, gpu_instance: 14, compute_instance: 6, digest: (1 << DIGEST_BITS) - 1 };
+        assert_eq!(Device::mig(place).named(), Some(HandleTarget::Mig(place)));
         assert_eq!(GpuInstance::at(place).place(), Some(place));
         assert_eq!(ComputeInstance::at(place).place(), Some(place));
         assert_eq!(GpuInstance(Device::mig(place).0).place(), None);

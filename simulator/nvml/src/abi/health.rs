@@ -4,10 +4,10 @@ use std::ffi::{c_uint, c_ulonglong};
 
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::{Out, Status, struct_version};
+use super::args::{OutPointer, Status, struct_version};
 use super::call::{MigTarget, Subject, Target};
 use super::handle::Device;
-use crate::control::{Ecc, Recovery, Remapped, Retired};
+use crate::control::{Ecc, PageRetirement, Recovery, RowRemapping};
 
 const MIB: u64 = 1 << 20;
 const ENABLED: sys::nvmlEnableState_t = sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED;
@@ -73,7 +73,7 @@ impl Target<'_> {
     }
 
     /// Remapped rows: Ampere and later boards with ECC have them.
-    pub(super) fn remapped(self) -> Result<Remapped, Status> {
+    pub(super) fn remapped(self) -> Result<RowRemapping, Status> {
         self.ecc()?;
         if self.facts.compute_capability < (8, 0) {
             return Err(Status::NOT_SUPPORTED);
@@ -82,7 +82,7 @@ impl Target<'_> {
     }
 
     /// Retired pages: boards before Ampere with ECC have them.
-    pub(super) fn retired(self) -> Result<Retired, Status> {
+    pub(super) fn retired(self) -> Result<PageRetirement, Status> {
         self.ecc()?;
         if self.facts.compute_capability >= (8, 0) {
             return Err(Status::NOT_SUPPORTED);
@@ -116,7 +116,7 @@ fn pages(gpu: Target<'_>, cause: sys::nvmlPageRetirementCause_t) -> Result<Vec<u
 }
 
 nvml! {
-    fn nvmlDeviceGetMemoryInfo(device: Device, memory: Out<sys::nvmlMemory_t>) |call| {
+    fn nvmlDeviceGetMemoryInfo(device: Device, memory: OutPointer<sys::nvmlMemory_t>) |call| {
         let sizes = Sizes::of_subject(call.subject(device)?);
         // The first version counts what the driver keeps as used.
         let used = sizes.used + sizes.reserved;
@@ -127,7 +127,7 @@ nvml! {
         })
     }
 
-    fn nvmlDeviceGetMemoryInfo_v2(device: Device, memory: Out<sys::nvmlMemory_v2_t>) |call| {
+    fn nvmlDeviceGetMemoryInfo_v2(device: Device, memory: OutPointer<sys::nvmlMemory_v2_t>) |call| {
         memory.check_version(2)?;
         let sizes = Sizes::of_subject(call.subject(device)?);
         memory.put(sys::nvmlMemory_v2_t {
@@ -139,7 +139,7 @@ nvml! {
         })
     }
 
-    fn nvmlDeviceGetBAR1MemoryInfo(device: Device, memory: Out<sys::nvmlBAR1Memory_t>) |call| {
+    fn nvmlDeviceGetBAR1MemoryInfo(device: Device, memory: OutPointer<sys::nvmlBAR1Memory_t>) |call| {
         let total = call.gpu(device)?.facts.product.bar1_mib * MIB;
         memory.put(sys::nvmlBAR1Memory_t {
             bar1Total: total,
@@ -150,8 +150,8 @@ nvml! {
 
     fn nvmlDeviceGetEccMode(
         device: Device,
-        current: Out<sys::nvmlEnableState_t>,
-        pending: Out<sys::nvmlEnableState_t>,
+        current: OutPointer<sys::nvmlEnableState_t>,
+        pending: OutPointer<sys::nvmlEnableState_t>,
     ) |call| {
         call.gpu(device)?.ecc()?;
         pending.check()?;
@@ -159,7 +159,7 @@ nvml! {
         pending.put(ENABLED)
     }
 
-    fn nvmlDeviceGetDefaultEccMode(device: Device, mode: Out<sys::nvmlEnableState_t>) |call| {
+    fn nvmlDeviceGetDefaultEccMode(device: Device, mode: OutPointer<sys::nvmlEnableState_t>) |call| {
         call.gpu(device)?.ecc()?;
         mode.put(ENABLED)
     }
@@ -168,7 +168,7 @@ nvml! {
         device: Device,
         error: sys::nvmlMemoryErrorType_t,
         counter: sys::nvmlEccCounterType_t,
-        count: Out<c_ulonglong>,
+        count: OutPointer<c_ulonglong>,
     ) |call| {
         count.put(ecc_count(call.gpu(device)?.ecc()?, error, counter)?)
     }
@@ -177,7 +177,7 @@ nvml! {
         device: Device,
         error: sys::nvmlMemoryErrorType_t,
         counter: sys::nvmlEccCounterType_t,
-        counts: Out<sys::nvmlEccErrorCounts_t>,
+        counts: OutPointer<sys::nvmlEccErrorCounts_t>,
     ) |call| {
         let total = ecc_count(call.gpu(device)?.ecc()?, error, counter)?;
         // Every error of the simulator happens in device memory.
@@ -194,7 +194,7 @@ nvml! {
         error: sys::nvmlMemoryErrorType_t,
         counter: sys::nvmlEccCounterType_t,
         location: sys::nvmlMemoryLocation_t,
-        count: Out<c_ulonglong>,
+        count: OutPointer<c_ulonglong>,
     ) |call| {
         let total = ecc_count(call.gpu(device)?.ecc()?, error, counter)?;
         match location {
@@ -206,10 +206,10 @@ nvml! {
 
     fn nvmlDeviceGetRemappedRows(
         device: Device,
-        corrected: Out<c_uint>,
-        uncorrected: Out<c_uint>,
-        pending: Out<c_uint>,
-        failed: Out<c_uint>,
+        corrected: OutPointer<c_uint>,
+        uncorrected: OutPointer<c_uint>,
+        pending: OutPointer<c_uint>,
+        failed: OutPointer<c_uint>,
     ) |call| {
         let rows = call.gpu(device)?.remapped()?;
         for place in [corrected, uncorrected, pending, failed] {
@@ -223,7 +223,7 @@ nvml! {
 
     fn nvmlDeviceGetRowRemapperHistogram(
         device: Device,
-        values: Out<sys::nvmlRowRemapperHistogramValues_t>,
+        values: OutPointer<sys::nvmlRowRemapperHistogramValues_t>,
     ) |call| {
         let rows = call.gpu(device)?.remapped()?;
         // As many banks as an A100 has; each remapped row is taken from a bank of its own.
@@ -241,8 +241,8 @@ nvml! {
     fn nvmlDeviceGetRetiredPages(
         device: Device,
         cause: sys::nvmlPageRetirementCause_t,
-        count: Out<c_uint>,
-        addresses: Out<c_ulonglong>,
+        count: OutPointer<c_uint>,
+        addresses: OutPointer<c_ulonglong>,
     ) |call| {
         addresses.put_list(count, &pages(call.gpu(device)?, cause)?)
     }
@@ -250,16 +250,16 @@ nvml! {
     fn nvmlDeviceGetRetiredPages_v2(
         device: Device,
         cause: sys::nvmlPageRetirementCause_t,
-        count: Out<c_uint>,
-        addresses: Out<c_ulonglong>,
-        times: Out<c_ulonglong>,
+        count: OutPointer<c_uint>,
+        addresses: OutPointer<c_ulonglong>,
+        times: OutPointer<c_ulonglong>,
     ) |call| {
         let pages = pages(call.gpu(device)?, cause)?;
         addresses.put_list(count, &pages)?;
         times.put_all(&vec![0; pages.len()])
     }
 
-    fn nvmlDeviceGetRetiredPagesPendingStatus(device: Device, pending: Out<sys::nvmlEnableState_t>) |call| {
+    fn nvmlDeviceGetRetiredPagesPendingStatus(device: Device, pending: OutPointer<sys::nvmlEnableState_t>) |call| {
         let waits = call.gpu(device)?.retired()?.pending;
         pending.put(if waits { ENABLED } else { DISABLED })
     }

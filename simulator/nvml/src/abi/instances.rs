@@ -6,14 +6,14 @@ use gantry_topology::mig::{MigLayout, Product as Profiles, Profile};
 use gantry_topology::{GpuInstance as Instance, Mig};
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::{In, Out, Status, fixed, struct_version};
+use super::args::{In, OutPointer, Status, fixed, struct_version};
 use super::call::{Call, Target, digest};
-use super::handle::{Device, GpuInstance, Place};
+use super::handle::{Device, GpuInstance, InstanceHandle};
 use crate::control::MigChange;
 
 /// A GPU instance that a call is about: it exists, and its GPU is not lost.
 #[derive(Clone, Copy)]
-pub(super) struct Found<'a> {
+pub(super) struct TargetInstance<'a> {
     pub(super) gpu: Target<'a>,
     pub(super) instance: &'a Instance,
     pub(super) profiles: &'a Profiles,
@@ -22,7 +22,7 @@ pub(super) struct Found<'a> {
 
 impl Call {
     /// The GPU instance behind a handle.
-    pub(super) fn gpu_instance(&self, handle: GpuInstance) -> Result<Found<'_>, Status> {
+    pub(super) fn gpu_instance(&self, handle: GpuInstance) -> Result<TargetInstance<'_>, Status> {
         let place = handle.place().ok_or(Status::INVALID_ARGUMENT)?;
         let gpu = self.gpu_at(place.gpu).ok_or(Status::INVALID_ARGUMENT)??;
         let instances = gpu.gpu_instances();
@@ -34,9 +34,9 @@ impl Call {
     }
 }
 
-fn found<'a>(gpu: Target<'a>, instance: &'a Instance) -> Result<Found<'a>, Status> {
+fn found<'a>(gpu: Target<'a>, instance: &'a Instance) -> Result<TargetInstance<'a>, Status> {
     let profiles = profiles(gpu)?;
-    Ok(Found {
+    Ok(TargetInstance {
         gpu,
         instance,
         profiles,
@@ -45,8 +45,8 @@ fn found<'a>(gpu: Target<'a>, instance: &'a Instance) -> Result<Found<'a>, Statu
 }
 
 /// What the handle of a GPU instance holds.
-pub(super) fn place_of(gpu: Target<'_>, instance: &Instance) -> Place {
-    Place {
+pub(super) fn place_of(gpu: Target<'_>, instance: &Instance) -> InstanceHandle {
+    InstanceHandle {
         gpu: gpu.facts.index,
         gpu_instance: instance.id,
         compute_instance: 0,
@@ -113,7 +113,7 @@ fn info(gpu: Target<'_>, profile: &Profile) -> Result<sys::nvmlGpuInstanceProfil
 fn put_info(
     gpu: Target<'_>,
     profile: &Profile,
-    out: Out<sys::nvmlGpuInstanceProfileInfo_v2_t>,
+    out: OutPointer<sys::nvmlGpuInstanceProfileInfo_v2_t>,
 ) -> Result<(), Status> {
     const V2: c_uint = struct_version::<sys::nvmlGpuInstanceProfileInfo_v2_t>(2);
     const V3: c_uint = struct_version::<sys::nvmlGpuInstanceProfileInfo_v3_t>(3);
@@ -141,7 +141,11 @@ fn placements(profile: &Profile) -> Vec<sys::nvmlGpuInstancePlacement_t> {
 }
 
 /// Writes a list as the older functions do: into room the caller knows to be enough, or nowhere if only the count is asked for.
-pub(super) fn put_trusting<T: Copy>(out: Out<T>, count: Out<c_uint>, items: &[T]) -> Result<(), Status> {
+pub(super) fn put_trusting<T: Copy>(
+    out: OutPointer<T>,
+    count: OutPointer<c_uint>,
+    items: &[T],
+) -> Result<(), Status> {
     count.put(c_uint::try_from(items.len()).unwrap_or(c_uint::MAX))?;
     if out.check().is_ok() {
         out.put_all(items)?;
@@ -154,7 +158,7 @@ fn create(
     device: Device,
     profile: c_uint,
     start: Option<u8>,
-    out: Out<GpuInstance>,
+    out: OutPointer<GpuInstance>,
 ) -> Result<(), Status> {
     let gpu = call.gpu(device)?;
     by_id(gpu, profile)?;
@@ -182,7 +186,7 @@ nvml! {
     fn nvmlDeviceGetGpuInstanceProfileInfo(
         device: Device,
         number: c_uint,
-        out: Out<sys::nvmlGpuInstanceProfileInfo_t>,
+        out: OutPointer<sys::nvmlGpuInstanceProfileInfo_t>,
     ) |call| {
         let gpu = call.gpu(device)?;
         let info = info(gpu, by_number(gpu, number)?)?;
@@ -195,7 +199,7 @@ nvml! {
     fn nvmlDeviceGetGpuInstanceProfileInfoV(
         device: Device,
         number: c_uint,
-        out: Out<sys::nvmlGpuInstanceProfileInfo_v2_t>,
+        out: OutPointer<sys::nvmlGpuInstanceProfileInfo_v2_t>,
     ) |call| {
         let gpu = call.gpu(device)?;
         put_info(gpu, by_number(gpu, number)?, out)
@@ -204,7 +208,7 @@ nvml! {
     fn nvmlDeviceGetGpuInstanceProfileInfoByIdV(
         device: Device,
         id: c_uint,
-        out: Out<sys::nvmlGpuInstanceProfileInfo_v2_t>,
+        out: OutPointer<sys::nvmlGpuInstanceProfileInfo_v2_t>,
     ) |call| {
         let gpu = call.gpu(device)?;
         let profile = profiles(gpu)?.profile_by_id(id).ok_or(Status::NOT_SUPPORTED)?;
@@ -214,8 +218,8 @@ nvml! {
     fn nvmlDeviceGetGpuInstancePossiblePlacements(
         device: Device,
         id: c_uint,
-        out: Out<sys::nvmlGpuInstancePlacement_t>,
-        count: Out<c_uint>,
+        out: OutPointer<sys::nvmlGpuInstancePlacement_t>,
+        count: OutPointer<c_uint>,
     ) |call| {
         let profile = profiles(call.gpu(device)?)?.profile_by_id(id).ok_or(Status::INVALID_ARGUMENT)?;
         put_trusting(out, count, &placements(profile))
@@ -224,8 +228,8 @@ nvml! {
     fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
         device: Device,
         id: c_uint,
-        out: Out<sys::nvmlGpuInstancePlacement_t>,
-        count: Out<c_uint>,
+        out: OutPointer<sys::nvmlGpuInstancePlacement_t>,
+        count: OutPointer<c_uint>,
     ) |call| {
         let profile = profiles(call.gpu(device)?)?.profile_by_id(id).ok_or(Status::INVALID_ARGUMENT)?;
         if out.check().is_err() {
@@ -234,7 +238,7 @@ nvml! {
         out.put_list(count, &placements(profile))
     }
 
-    fn nvmlDeviceGetGpuInstanceRemainingCapacity(device: Device, id: c_uint, count: Out<c_uint>) |call| {
+    fn nvmlDeviceGetGpuInstanceRemainingCapacity(device: Device, id: c_uint, count: OutPointer<c_uint>) |call| {
         let gpu = call.gpu(device)?;
         let profile = by_id(gpu, id)?;
         let mig = gpu.layout().cloned().unwrap_or_default();
@@ -242,7 +246,7 @@ nvml! {
         count.put(c_uint::from(layout.remaining(profile)))
     }
 
-    fn nvmlDeviceCreateGpuInstance(device: Device, id: c_uint, out: Out<GpuInstance>) |call| {
+    fn nvmlDeviceCreateGpuInstance(device: Device, id: c_uint, out: OutPointer<GpuInstance>) |call| {
         create(call, device, id, None, out)
     }
 
@@ -250,7 +254,7 @@ nvml! {
         device: Device,
         id: c_uint,
         placement: In<sys::nvmlGpuInstancePlacement_t>,
-        out: Out<GpuInstance>,
+        out: OutPointer<GpuInstance>,
     ) |call| {
         let placement = placement.get()?;
         let profile = by_id(call.gpu(device)?, id)?;
@@ -270,8 +274,8 @@ nvml! {
     fn nvmlDeviceGetGpuInstances(
         device: Device,
         id: c_uint,
-        out: Out<GpuInstance>,
-        count: Out<c_uint>,
+        out: OutPointer<GpuInstance>,
+        count: OutPointer<c_uint>,
     ) |call| {
         let gpu = call.gpu(device)?;
         let profile = by_id(gpu, id)?;
@@ -284,7 +288,7 @@ nvml! {
         put_trusting(out, count, &of_profile)
     }
 
-    fn nvmlDeviceGetGpuInstanceById(device: Device, id: c_uint, out: Out<GpuInstance>) |call| {
+    fn nvmlDeviceGetGpuInstanceById(device: Device, id: c_uint, out: OutPointer<GpuInstance>) |call| {
         let gpu = call.gpu(device)?;
         if !gpu.mig_enabled() {
             return Err(Status::NOT_SUPPORTED);
@@ -294,7 +298,7 @@ nvml! {
         out.put(GpuInstance::at(place_of(gpu, instance)))
     }
 
-    fn nvmlGpuInstanceGetInfo(instance: GpuInstance, out: Out<InstanceInfo>) |call| {
+    fn nvmlGpuInstanceGetInfo(instance: GpuInstance, out: OutPointer<InstanceInfo>) |call| {
         let found = call.gpu_instance(instance)?;
         out.put(InstanceInfo {
             device: Device::whole(found.gpu.facts.index),

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_uint, c_ulonglong};
 
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::{Out, Status, fixed, struct_version};
+use super::args::{OutPointer, Status, fixed, struct_version};
 use super::call::{Call, Target};
 use super::handle::Device;
 use crate::facts::pci_ids::{NVIDIA, NVSWITCH};
@@ -84,17 +84,17 @@ nvml_get! {
 }
 
 nvml! {
-    fn nvmlDeviceGetPciInfo | nvmlDeviceGetPciInfo_v2(device: Device, pci: Out<PciInfoOld>) |call| {
+    fn nvmlDeviceGetPciInfo | nvmlDeviceGetPciInfo_v2(device: Device, pci: OutPointer<PciInfoOld>) |call| {
         let gpu = call.gpu(device)?.facts;
         pci.put(old_info(gpu.address, gpu.product.device_id))
     }
 
-    fn nvmlDeviceGetPciInfo_v3(device: Device, pci: Out<sys::nvmlPciInfo_t>) |call| {
+    fn nvmlDeviceGetPciInfo_v3(device: Device, pci: OutPointer<sys::nvmlPciInfo_t>) |call| {
         let gpu = call.gpu(device)?.facts;
         pci.put(info(gpu.address, gpu.product.device_id))
     }
 
-    fn nvmlDeviceGetPciInfoExt(device: Device, pci: Out<sys::nvmlPciInfoExt_t>) |call| {
+    fn nvmlDeviceGetPciInfoExt(device: Device, pci: OutPointer<sys::nvmlPciInfoExt_t>) |call| {
         pci.check_version(1)?;
         let gpu = call.gpu(device)?.facts;
         let (device_id, subsystem) = ids(gpu.product.device_id);
@@ -111,7 +111,7 @@ nvml! {
         })
     }
 
-    fn nvmlDeviceGetPcieThroughput(device: Device, counter: c_uint, out: Out<c_uint>) |call| {
+    fn nvmlDeviceGetPcieThroughput(device: Device, counter: c_uint, out: OutPointer<c_uint>) |call| {
         let gpu = call.gpu(device)?;
         let mib = match counter {
             sys::nvmlPcieUtilCounter_enum_NVML_PCIE_UTIL_TX_BYTES => gpu.work(None).pcie_sent,
@@ -193,7 +193,7 @@ pub(super) fn version_of(gpu: Target<'_>) -> c_uint {
 }
 
 nvml! {
-    fn nvmlDeviceGetNvLinkState(device: Device, number: c_uint, state: Out<sys::nvmlEnableState_t>) |call| {
+    fn nvmlDeviceGetNvLinkState(device: Device, number: c_uint, state: OutPointer<sys::nvmlEnableState_t>) |call| {
         let up = link(call, device, number)?.is_up(call);
         state.put(if up {
             sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED
@@ -202,7 +202,7 @@ nvml! {
         })
     }
 
-    fn nvmlDeviceGetNvLinkVersion(device: Device, number: c_uint, version: Out<c_uint>) |call| {
+    fn nvmlDeviceGetNvLinkVersion(device: Device, number: c_uint, version: OutPointer<c_uint>) |call| {
         version.put(version_of(link(call, device, number)?.gpu))
     }
 
@@ -210,7 +210,7 @@ nvml! {
         device: Device,
         number: c_uint,
         capability: sys::nvmlNvLinkCapability_t,
-        out: Out<c_uint>,
+        out: OutPointer<c_uint>,
     ) |call| {
         let link = link(call, device, number)?;
         let has = match capability {
@@ -228,12 +228,12 @@ nvml! {
         out.put(c_uint::from(has))
     }
 
-    fn nvmlDeviceGetNvLinkRemotePciInfo(device: Device, number: c_uint, pci: Out<PciInfoOld>) |call| {
+    fn nvmlDeviceGetNvLinkRemotePciInfo(device: Device, number: c_uint, pci: OutPointer<PciInfoOld>) |call| {
         let (address, id) = remote_pci(call, device, number)?;
         pci.put(old_info(address, id))
     }
 
-    fn nvmlDeviceGetNvLinkRemotePciInfo_v2(device: Device, number: c_uint, pci: Out<sys::nvmlPciInfo_t>) |call| {
+    fn nvmlDeviceGetNvLinkRemotePciInfo_v2(device: Device, number: c_uint, pci: OutPointer<sys::nvmlPciInfo_t>) |call| {
         let (address, id) = remote_pci(call, device, number)?;
         pci.put(info(address, id))
     }
@@ -241,7 +241,7 @@ nvml! {
     fn nvmlDeviceGetNvLinkRemoteDeviceType(
         device: Device,
         number: c_uint,
-        kind: Out<sys::nvmlIntNvLinkDeviceType_t>,
+        kind: OutPointer<sys::nvmlIntNvLinkDeviceType_t>,
     ) |call| {
         kind.put(match link(call, device, number)?.remote(call)? {
             Remote::Gpu { .. } => sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
@@ -253,7 +253,7 @@ nvml! {
         device: Device,
         number: c_uint,
         counter: sys::nvmlNvLinkErrorCounter_t,
-        value: Out<c_ulonglong>,
+        value: OutPointer<c_ulonglong>,
     ) |call| {
         let link = link(call, device, number)?;
         if counter >= sys::nvmlNvLinkErrorCounter_enum_NVML_NVLINK_ERROR_COUNT {

@@ -38,7 +38,7 @@ macro_rules! nvml {
 /// Defines C functions that write one value of a whole GPU: `name | other_name: type = |gpu| value;`.
 macro_rules! nvml_get {
     ($( $($name:ident)|+: $type:ty = |$gpu:pat_param| $value:expr; )*) => {
-        $( $( nvml!(@define $name (device: Device, out: Out<$type>) |call| {
+        $( $( nvml!(@define $name (device: Device, out: OutPointer<$type>) |call| {
             let $gpu = call.gpu(device)?;
             out.put($value)
         }); )+ )*

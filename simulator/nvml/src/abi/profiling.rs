@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::{Out, Status};
+use super::args::{OutPointer, Status};
 use super::call::{Call, Target};
 use super::handle::{Device, GpmSample};
 use crate::control::Activity;
@@ -105,7 +105,7 @@ fn take(call: &Call, gpu: Target<'_>, instance: Option<u32>, sample: GpmSample) 
 }
 
 nvml! {
-    fn nvmlGpmQueryDeviceSupport(device: Device, out: Out<sys::nvmlGpmSupport_t>) |call| {
+    fn nvmlGpmQueryDeviceSupport(device: Device, out: OutPointer<sys::nvmlGpmSupport_t>) |call| {
         let gpu = call.gpu(device)?;
         // Not the usual version word: the number alone.
         let mut support = out.get()?;
@@ -116,7 +116,7 @@ nvml! {
         out.put(support)
     }
 
-    fn nvmlGpmSampleAlloc(out: Out<GpmSample>) |call| {
+    fn nvmlGpmSampleAlloc(out: OutPointer<GpmSample>) |call| {
         out.check()?;
         out.put(GpmSample::of(call.session.profiles.create()))
     }
@@ -138,7 +138,7 @@ nvml! {
         take(call, gpu, Some(instance), sample)
     }
 
-    fn nvmlGpmMetricsGet(out: Out<MetricsGetHead>) |call| {
+    fn nvmlGpmMetricsGet(out: OutPointer<MetricsGetHead>) |call| {
         let head = out.get()?;
         if head.version != sys::NVML_GPM_METRICS_GET_VERSION {
             return Err(Status::VERSION_MISMATCH);

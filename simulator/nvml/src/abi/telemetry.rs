@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong};
 use gantry_topology::Throttle;
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::{Out, Status};
+use super::args::{OutPointer, Status};
 use super::call::{Subject, Target};
 use super::handle::Device;
 use crate::control::ComputeMode;
@@ -114,7 +114,7 @@ nvml_get! {
 }
 
 nvml! {
-    fn nvmlDeviceGetTemperature(device: Device, sensor: c_uint, out: Out<c_uint>) |call| {
+    fn nvmlDeviceGetTemperature(device: Device, sensor: c_uint, out: OutPointer<c_uint>) |call| {
         let gpu = call.gpu(device)?;
         if sensor != sys::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU {
             return Err(Status::INVALID_ARGUMENT);
@@ -122,7 +122,7 @@ nvml! {
         out.put(gpu.celsius())
     }
 
-    fn nvmlDeviceGetTemperatureV(device: Device, out: Out<sys::nvmlTemperature_t>) |call| {
+    fn nvmlDeviceGetTemperatureV(device: Device, out: OutPointer<sys::nvmlTemperature_t>) |call| {
         out.check_version(1)?;
         let gpu = call.gpu(device)?;
         let mut answer = out.get()?;
@@ -133,7 +133,7 @@ nvml! {
         out.put(answer)
     }
 
-    fn nvmlDeviceGetTemperatureThreshold(device: Device, kind: c_uint, out: Out<c_uint>) |call| {
+    fn nvmlDeviceGetTemperatureThreshold(device: Device, kind: c_uint, out: OutPointer<c_uint>) |call| {
         call.gpu(device)?;
         let (highest, slowdown, shutdown) = LIMITS_CELSIUS;
         match kind {
@@ -147,14 +147,14 @@ nvml! {
         }
     }
 
-    fn nvmlDeviceGetPowerManagementLimitConstraints(device: Device, low: Out<c_uint>, high: Out<c_uint>) |call| {
+    fn nvmlDeviceGetPowerManagementLimitConstraints(device: Device, low: OutPointer<c_uint>, high: OutPointer<c_uint>) |call| {
         let limit = call.gpu(device)?.power_limit();
         high.check()?;
         low.put(limit / 2)?;
         high.put(limit)
     }
 
-    fn nvmlDeviceGetUtilizationRates(device: Device, out: Out<sys::nvmlUtilization_t>) |call| {
+    fn nvmlDeviceGetUtilizationRates(device: Device, out: OutPointer<sys::nvmlUtilization_t>) |call| {
         let gpu = call.gpu(device)?;
         if gpu.mig_enabled() {
             return Err(Status::NOT_SUPPORTED);
@@ -163,41 +163,41 @@ nvml! {
         out.put(sys::nvmlUtilization_t { gpu, memory: gpu / 2 })
     }
 
-    fn nvmlDeviceGetEncoderUtilization(device: Device, percent: Out<c_uint>, period: Out<c_uint>) |call| {
+    fn nvmlDeviceGetEncoderUtilization(device: Device, percent: OutPointer<c_uint>, period: OutPointer<c_uint>) |call| {
         let gpu = call.gpu(device)?;
         period.check()?;
         percent.put(gpu.activity().encoder.unwrap_or(0))?;
         period.put(SAMPLING_MICROSECONDS)
     }
 
-    fn nvmlDeviceGetDecoderUtilization(device: Device, percent: Out<c_uint>, period: Out<c_uint>) |call| {
+    fn nvmlDeviceGetDecoderUtilization(device: Device, percent: OutPointer<c_uint>, period: OutPointer<c_uint>) |call| {
         let gpu = call.gpu(device)?;
         period.check()?;
         percent.put(gpu.activity().decoder.unwrap_or(0))?;
         period.put(SAMPLING_MICROSECONDS)
     }
 
-    fn nvmlDeviceGetTotalEnergyConsumption(device: Device, millijoules: Out<c_ulonglong>) |call| {
+    fn nvmlDeviceGetTotalEnergyConsumption(device: Device, millijoules: OutPointer<c_ulonglong>) |call| {
         let gpu = call.gpu(device)?;
         let rate = f64::from(gpu.milliwatts());
         millijoules.put(call.session.meters.read(gpu.facts.index, Meter::Energy, rate))
     }
 
-    fn nvmlDeviceGetClockInfo(device: Device, kind: sys::nvmlClockType_t, out: Out<c_uint>) |call| {
+    fn nvmlDeviceGetClockInfo(device: Device, kind: sys::nvmlClockType_t, out: OutPointer<c_uint>) |call| {
         let gpu = call.gpu(device)?;
         let full = gpu.clock(kind)?;
         let is_sm = kind == sys::nvmlClockType_enum_NVML_CLOCK_SM;
         out.put(gpu.unusual().and_then(|state| state.sm_clock).filter(|_| is_sm).unwrap_or(full))
     }
 
-    fn nvmlDeviceGetMaxClockInfo(device: Device, kind: sys::nvmlClockType_t, out: Out<c_uint>) |call| {
+    fn nvmlDeviceGetMaxClockInfo(device: Device, kind: sys::nvmlClockType_t, out: OutPointer<c_uint>) |call| {
         out.put(call.gpu(device)?.clock(kind)?)
     }
 
     fn nvmlDeviceGetComputeRunningProcesses(
         device: Device,
-        count: Out<c_uint>,
-        out: Out<sys::nvmlProcessInfo_v1_t>,
+        count: OutPointer<c_uint>,
+        out: OutPointer<sys::nvmlProcessInfo_v1_t>,
     ) |call| {
         out.put_list(count, &without_instances(&process_entries(call.subject(device)?)))
     }
@@ -205,16 +205,16 @@ nvml! {
     fn nvmlDeviceGetComputeRunningProcesses_v2
     | nvmlDeviceGetComputeRunningProcesses_v3(
         device: Device,
-        count: Out<c_uint>,
-        out: Out<sys::nvmlProcessInfo_v2_t>,
+        count: OutPointer<c_uint>,
+        out: OutPointer<sys::nvmlProcessInfo_v2_t>,
     ) |call| {
         out.put_list(count, &process_entries(call.subject(device)?))
     }
 
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(
         device: Device,
-        count: Out<c_uint>,
-        out: Out<sys::nvmlProcessInfo_v2_t>,
+        count: OutPointer<c_uint>,
+        out: OutPointer<sys::nvmlProcessInfo_v2_t>,
     ) |call| {
         // Nothing draws on a simulated machine.
         call.subject(device)?;
@@ -223,8 +223,8 @@ nvml! {
 
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
         device: Device,
-        count: Out<c_uint>,
-        out: Out<sys::nvmlProcessInfo_v2_t>,
+        count: OutPointer<c_uint>,
+        out: OutPointer<sys::nvmlProcessInfo_v2_t>,
     ) |call| {
         call.subject(device)?;
         out.put_list(count, &[])

@@ -6,7 +6,7 @@ use std::ffi::{c_uchar, c_uint, c_ulong};
 use gantry_topology::{PathClass, PeerStatus};
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::{Out, Status, struct_version};
+use super::args::{OutPointer, Status, struct_version};
 use super::call::{Call, Target};
 use super::handle::Device;
 use super::system::put_set;
@@ -17,7 +17,7 @@ use crate::facts::Remote;
 const BITS: usize = c_ulong::BITS as usize;
 
 /// Writes a set of numbers as a bit mask. Numbers beyond the caller's array are left out, as the real library does.
-fn put_mask(numbers: &[u32], size: c_uint, mask: Out<c_ulong>) -> Result<(), Status> {
+fn put_mask(numbers: &[u32], size: c_uint, mask: OutPointer<c_ulong>) -> Result<(), Status> {
     if size == 0 {
         return Err(Status::INVALID_ARGUMENT);
     }
@@ -81,11 +81,11 @@ fn refusal(call: &Call, first: usize, second: usize) -> Option<sys::nvmlGpuP2PSt
 }
 
 nvml! {
-    fn nvmlDeviceGetCpuAffinity(device: Device, size: c_uint, mask: Out<c_ulong>) |call| {
+    fn nvmlDeviceGetCpuAffinity(device: Device, size: c_uint, mask: OutPointer<c_ulong>) |call| {
         put_mask(&call.gpu(device)?.facts.cpus, size, mask)
     }
 
-    fn nvmlDeviceGetCpuAffinityWithinScope(device: Device, size: c_uint, mask: Out<c_ulong>, scope: c_uint) |call| {
+    fn nvmlDeviceGetCpuAffinityWithinScope(device: Device, size: c_uint, mask: OutPointer<c_ulong>, scope: c_uint) |call| {
         if scope > sys::NVML_AFFINITY_SCOPE_SOCKET {
             return Err(Status::INVALID_ARGUMENT);
         }
@@ -93,14 +93,14 @@ nvml! {
         put_mask(&call.gpu(device)?.facts.cpus, size, mask)
     }
 
-    fn nvmlDeviceGetMemoryAffinity(device: Device, size: c_uint, mask: Out<c_ulong>, scope: c_uint) |call| {
+    fn nvmlDeviceGetMemoryAffinity(device: Device, size: c_uint, mask: OutPointer<c_ulong>, scope: c_uint) |call| {
         if scope > sys::NVML_AFFINITY_SCOPE_SOCKET {
             return Err(Status::INVALID_ARGUMENT);
         }
         put_mask(&call.gpu(device)?.facts.numa_nodes, size, mask)
     }
 
-    fn nvmlDeviceGetNumaNodeId(device: Device, node: Out<c_uint>) |call| {
+    fn nvmlDeviceGetNumaNodeId(device: Device, node: OutPointer<c_uint>) |call| {
         let node_of_memory = call.gpu(device)?.facts.memory_numa.ok_or(Status::NOT_SUPPORTED)?;
         node.put(c_uint::from(node_of_memory))
     }
@@ -108,7 +108,7 @@ nvml! {
     fn nvmlDeviceGetTopologyCommonAncestor(
         first: Device,
         second: Device,
-        out: Out<sys::nvmlGpuTopologyLevel_t>,
+        out: OutPointer<sys::nvmlGpuTopologyLevel_t>,
     ) |call| {
         out.put(level_between(call, call.gpu(first)?, call.gpu(second)?))
     }
@@ -116,8 +116,8 @@ nvml! {
     fn nvmlDeviceGetTopologyNearestGpus(
         device: Device,
         wanted: sys::nvmlGpuTopologyLevel_t,
-        count: Out<c_uint>,
-        devices: Out<Device>,
+        count: OutPointer<c_uint>,
+        devices: OutPointer<Device>,
     ) |call| {
         let own = call.gpu(device)?;
         let others = call.session.present.iter().copied().filter(|index| *index != own.facts.index);
@@ -132,7 +132,7 @@ nvml! {
         first: Device,
         second: Device,
         capability: sys::nvmlGpuP2PCapsIndex_t,
-        out: Out<sys::nvmlGpuP2PStatus_t>,
+        out: OutPointer<sys::nvmlGpuP2PStatus_t>,
     ) |call| {
         let (first, second) = (call.gpu(first)?, call.gpu(second)?);
         if first.facts.index == second.facts.index {
@@ -235,7 +235,7 @@ fn cluster_bytes(uuid: &str) -> [c_uchar; 16] {
 }
 
 nvml! {
-    fn nvmlDeviceGetGpuFabricInfo(device: Device, info: Out<sys::nvmlGpuFabricInfo_t>) |call| {
+    fn nvmlDeviceGetGpuFabricInfo(device: Device, info: OutPointer<sys::nvmlGpuFabricInfo_t>) |call| {
         let membership = Membership::of(call.gpu(device)?)?;
         info.put(sys::nvmlGpuFabricInfo_t {
             clusterUuid: membership.cluster,
@@ -245,7 +245,7 @@ nvml! {
         })
     }
 
-    fn nvmlDeviceGetGpuFabricInfoV(device: Device, info: Out<sys::nvmlGpuFabricInfo_v3_t>) |call| {
+    fn nvmlDeviceGetGpuFabricInfoV(device: Device, info: OutPointer<sys::nvmlGpuFabricInfo_v3_t>) |call| {
         let version = info.version()?;
         let membership = Membership::of(call.gpu(device)?)?;
         let (mask, summary) = membership.health;
@@ -273,7 +273,7 @@ nvml! {
         }
     }
 
-    fn nvmlDeviceGetPlatformInfo(device: Device, info: Out<sys::nvmlPlatformInfo_v2_t>) |call| {
+    fn nvmlDeviceGetPlatformInfo(device: Device, info: OutPointer<sys::nvmlPlatformInfo_v2_t>) |call| {
         let version = info.version()?;
         let gpu = call.gpu(device)?;
         // Blackwell is the first to report it.
@@ -316,7 +316,7 @@ nvml! {
         }
     }
 
-    fn nvmlDeviceGetC2cModeInfoV(device: Device, info: Out<sys::nvmlC2cModeInfo_v1_t>) |call| {
+    fn nvmlDeviceGetC2cModeInfoV(device: Device, info: OutPointer<sys::nvmlC2cModeInfo_v1_t>) |call| {
         // The struct has no version word, despite its name.
         let gpu = call.gpu(device)?;
         info.put(sys::nvmlC2cModeInfo_v1_t {

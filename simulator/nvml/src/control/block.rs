@@ -15,7 +15,7 @@ use crate::names::NAMES;
 
 /// What the file holds. Only atomics: several processes read and write it at once.
 #[repr(C)]
-struct Shared {
+struct SharedBlock {
     /// Which build's list of names the counters follow; 0 until the file is made ready.
     names: AtomicU64,
     /// How often the control state has changed; a futex.
@@ -27,7 +27,7 @@ struct Shared {
 
 /// The mapped file.
 pub(crate) struct Block {
-    shared: NonNull<Shared>,
+    shared: NonNull<SharedBlock>,
     /// Kept open for its lock; absent where the file could not be opened and the memory is this process's own.
     file: Option<File>,
 }
@@ -43,7 +43,7 @@ impl Block {
         loop {
             let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
             let lock = Lock::take(&file)?;
-            let size = size_of::<Shared>() as u64;
+            let size = size_of::<SharedBlock>() as u64;
             if file.metadata()?.len() == 0 {
                 file.set_len(size)?;
             }
@@ -118,7 +118,7 @@ impl Block {
         self.file.as_ref().map(Lock::take).transpose()
     }
 
-    fn shared(&self) -> &Shared {
+    fn shared(&self) -> &SharedBlock {
         // SAFETY: `map` returned it, aligned and large enough; it is unmapped only when `self` is dropped.
         unsafe { self.shared.as_ref() }
     }
@@ -128,7 +128,7 @@ impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `map` with this size, and no reference to it outlives `self`.
         unsafe {
-            libc::munmap(self.shared.as_ptr().cast(), size_of::<Shared>());
+            libc::munmap(self.shared.as_ptr().cast(), size_of::<SharedBlock>());
         }
     }
 }
@@ -150,7 +150,7 @@ impl Drop for Lock<'_> {
     }
 }
 
-fn map(file: Option<&File>) -> io::Result<NonNull<Shared>> {
+fn map(file: Option<&File>) -> io::Result<NonNull<SharedBlock>> {
     let (flags, descriptor) = match file {
         Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
         None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
@@ -159,7 +159,7 @@ fn map(file: Option<&File>) -> io::Result<NonNull<Shared>> {
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
-            size_of::<Shared>(),
+            size_of::<SharedBlock>(),
             libc::PROT_READ | libc::PROT_WRITE,
             flags,
             descriptor,

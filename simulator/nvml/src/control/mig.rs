@@ -113,7 +113,7 @@ pub enum MigRefusal {
 
 /// The layout after a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Applied {
+pub struct AppliedLayout {
     /// The layout.
     pub mig: Mig,
     /// Ids of the GPU instance that was made or changed, and of the compute instance made in it.
@@ -124,10 +124,10 @@ pub struct Applied {
 ///
 /// # Errors
 /// Why the change cannot be made.
-pub fn apply(gpu: &GpuFacts, now: Option<&Mig>, change: &MigChange) -> Result<Applied, MigRefusal> {
+pub fn apply(gpu: &GpuFacts, now: Option<&Mig>, change: &MigChange) -> Result<AppliedLayout, MigRefusal> {
     let profiles = gpu.profiles.as_ref().ok_or_else(|| MigRefusal::NotSupported(gpu.model.clone()))?;
     let mut mig = now.cloned().unwrap_or_default();
-    let alone = |mig| Ok(Applied { mig, made: None });
+    let alone = |mig| Ok(AppliedLayout { mig, made: None });
     match change {
         MigChange::Mode(enable) => {
             if !enable && !mig.instances.is_empty() {
@@ -147,7 +147,7 @@ pub fn apply(gpu: &GpuFacts, now: Option<&Mig>, change: &MigChange) -> Result<Ap
     match change {
         MigChange::CreateGpu { profile, start } => {
             let id = create_gpu(profiles, &mut mig, *profile, *start)?;
-            Ok(Applied { mig, made: Some((id, None)) })
+            Ok(AppliedLayout { mig, made: Some((id, None)) })
         }
         MigChange::DestroyGpu { id } => {
             if !instance(&mut mig, *id)?.compute.is_empty() {
@@ -159,7 +159,7 @@ pub fn apply(gpu: &GpuFacts, now: Option<&Mig>, change: &MigChange) -> Result<Ap
         MigChange::CreateCompute { gpu_instance, slices, start } => {
             let instance = instance(&mut mig, *gpu_instance)?;
             let id = create_compute(gpu, profiles, instance, *slices, *start)?;
-            Ok(Applied { mig, made: Some((*gpu_instance, Some(id))) })
+            Ok(AppliedLayout { mig, made: Some((*gpu_instance, Some(id))) })
         }
         MigChange::DestroyCompute { gpu_instance, id } => {
             let instance = instance(&mut mig, *gpu_instance)?;

@@ -20,11 +20,11 @@ use crate::names::NAMES;
 
 pub(crate) use block::Block;
 pub use controller::{Calls, Controller};
-pub use mig::{Applied, MigChange, MigRefusal, Piece, PieceError, apply};
+pub use mig::{AppliedLayout, MigChange, MigRefusal, Piece, PieceError, apply};
 pub(crate) use mig::{compute_room, placements_of, slices_of};
 pub use state::{
     Activity, ComputeMode, Driver, Ecc, Event, EventKind, FabricState, FabricStep, GpuState, MAX_EVENTS,
-    Process, Recovery, Remapped, Reported, Retired, Rule, State,
+    PageRetirement, Process, Recovery, ReportedFacts, RowRemapping, Rule, State,
 };
 
 /// Name of the file that holds the state.

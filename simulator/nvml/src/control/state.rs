@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantry_topology::Mig;
 use serde::{Deserialize, Serialize};
 
-use super::mig::{Applied, MigChange, MigRefusal, apply};
+use super::mig::{AppliedLayout, MigChange, MigRefusal, apply};
 use crate::facts::GpuFacts;
 
 /// The most events kept; a listener that lags further behind loses the oldest, as with the real driver's ring.
@@ -61,7 +61,11 @@ impl State {
     ///
     /// # Errors
     /// The GPU cannot be changed in this way.
-    pub(crate) fn change_mig(&mut self, gpu: &GpuFacts, change: &MigChange) -> Result<Applied, MigRefusal> {
+    pub(crate) fn change_mig(
+        &mut self,
+        gpu: &GpuFacts,
+        change: &MigChange,
+    ) -> Result<AppliedLayout, MigRefusal> {
         let index = u8::try_from(gpu.index).unwrap_or(u8::MAX);
         let now = self.layout(gpu).is_some_and(|mig| mig.enabled);
         if let MigChange::Mode(wanted) = change
@@ -69,7 +73,7 @@ impl State {
         {
             state.mig_mode_pending = (*wanted != now).then_some(*wanted);
             let mig = state.mig.clone().or_else(|| gpu.mig.clone()).unwrap_or_default();
-            return Ok(Applied { mig, made: None });
+            return Ok(AppliedLayout { mig, made: None });
         }
         let processes = self.gpus.get(&index).map_or(&[][..], |state| &state.processes);
         in_the_way(processes, change)?;
@@ -185,10 +189,10 @@ pub struct GpuState {
     pub ecc: Ecc,
     /// Rows remapped (Ampere and later).
     #[serde(skip_serializing_if = "is_default")]
-    pub remapped: Remapped,
+    pub remapped: RowRemapping,
     /// Pages retired (before Ampere).
     #[serde(skip_serializing_if = "is_default")]
-    pub retired: Retired,
+    pub retired: PageRetirement,
     /// Calls on this GPU that fail, hang or are slow, by function name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub calls: BTreeMap<String, Rule>,
@@ -200,7 +204,7 @@ pub struct GpuState {
     pub compute_mode: ComputeMode,
     /// Facts that NVML reports instead of the machine file's.
     #[serde(skip_serializing_if = "is_default")]
-    pub reported: Reported,
+    pub reported: ReportedFacts,
 }
 
 /// What a GPU or GPU instance does: shares in percent, traffic in MiB/s. What is absent follows from the utilization of the GPU,
@@ -273,7 +277,7 @@ pub enum ComputeMode {
 /// Facts that NVML reports of a GPU instead of the machine file's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-pub struct Reported {
+pub struct ReportedFacts {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -348,7 +352,7 @@ pub struct Ecc {
 /// Row remapping.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-pub struct Remapped {
+pub struct RowRemapping {
     /// Rows remapped for corrected errors.
     pub corrected: u32,
     /// Rows remapped for uncorrected errors.
@@ -361,7 +365,7 @@ pub struct Remapped {
 /// Page retirement.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-pub struct Retired {
+pub struct PageRetirement {
     /// Addresses retired for many single-bit errors.
     pub single_bit: Vec<u64>,
     /// Addresses retired for a double-bit error.

@@ -10,7 +10,7 @@
 use std::ffi::{CStr, c_char, c_uint};
 use std::path::{Path, PathBuf};
 
-use gantry_nvml_sim::{Placed, place};
+use gantry_nvml_sim::{PlacedMachine, place};
 use nvml_wrapper_sys::bindings as sys;
 
 /// The machine files of the project.
@@ -38,7 +38,7 @@ pub fn machines_folder() -> PathBuf {
 
 /// A machine in a folder that goes when this is dropped.
 pub struct Simulated {
-    pub installed: Placed,
+    pub installed: PlacedMachine,
     folder: tempfile::TempDir,
 }
 

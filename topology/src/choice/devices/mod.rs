@@ -91,7 +91,7 @@ fn at(spot: Spot) -> Option<usize> {
 
 /// The use of a device when a choice begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Use {
+enum DeviceUse {
     Free,
     Chosen,
     /// Allocated.
@@ -109,7 +109,7 @@ struct Request<'a> {
 
 /// The devices of one GPU.
 #[derive(Debug, Clone, Copy, Default)]
-struct OnGpu {
+struct GpuUse {
     /// Devices in use by others.
     used: u16,
     /// Devices chosen.
@@ -122,16 +122,16 @@ struct OnGpu {
 
 impl Request<'_> {
     /// Every device with its GPU, its spot and its use, by ascending index.
-    fn each<'a>(&'a self, chosen: &'a [u16]) -> impl Iterator<Item = (u16, usize, Spot, Use)> + 'a {
+    fn each<'a>(&'a self, chosen: &'a [u16]) -> impl Iterator<Item = (u16, usize, Spot, DeviceUse)> + 'a {
         let mut free = self.free.iter().peekable();
         (0..=u16::MAX).zip(self.spots).filter_map(move |(device, spot)| {
             while free.next_if(|next| **next < device).is_some() {}
             let used = if chosen.contains(&device) {
-                Use::Chosen
+                DeviceUse::Chosen
             } else if free.peek() == Some(&&device) {
-                Use::Free
+                DeviceUse::Free
             } else {
-                Use::Others
+                DeviceUse::Others
             };
             Some((device, at(*spot)?, *spot, used))
         })
@@ -139,12 +139,12 @@ impl Request<'_> {
 
     /// Adds whole GPUs or replicas of them to `chosen` until there are enough.
     fn add_replicas(&self, chosen: &mut Vec<u16>) {
-        let mut gpus = [OnGpu::default(); MAX_GPUS];
+        let mut gpus = [GpuUse::default(); MAX_GPUS];
         for (_, gpu, _, used) in self.each(chosen) {
             match used {
-                Use::Free => gpus[gpu].left += 1,
-                Use::Chosen => gpus[gpu].taken += 1,
-                Use::Others => gpus[gpu].used += 1,
+                DeviceUse::Free => gpus[gpu].left += 1,
+                DeviceUse::Chosen => gpus[gpu].taken += 1,
+                DeviceUse::Others => gpus[gpu].used += 1,
             }
         }
         let mut wanted = self.size - chosen.len();
@@ -164,7 +164,7 @@ impl Request<'_> {
         }
         let mut more = Vec::new();
         for (device, gpu, _, used) in self.each(chosen) {
-            if used == Use::Free && gpus[gpu].more > 0 {
+            if used == DeviceUse::Free && gpus[gpu].more > 0 {
                 gpus[gpu].more -= 1;
                 more.push(device);
             }
@@ -174,7 +174,7 @@ impl Request<'_> {
 
     /// `wanted` GPUs of `round`, which has more: whole loads while they fit, then the table's choice among the next
     /// load. Each GPU of the round has `level` devices chosen.
-    fn pick(&self, gpus: &[OnGpu; MAX_GPUS], round: GpuSet, level: u16, wanted: usize) -> GpuSet {
+    fn pick(&self, gpus: &[GpuUse; MAX_GPUS], round: GpuSet, level: u16, wanted: usize) -> GpuSet {
         let among: GpuSet = (0..MAX_GPUS).filter(|gpu| gpus[*gpu].taken > 0).collect();
         // The table applies to the first device of each GPU only.
         let table = self.table.filter(|_| level == 0);

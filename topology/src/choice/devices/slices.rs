@@ -12,13 +12,13 @@
 
 use std::cmp::Reverse;
 
-use super::{Request, Sharing, Spot, Units, Use};
+use super::{DeviceUse, Request, Sharing, Spot, Units};
 use crate::machine::{MAX_GPUS, MAX_MEMORY_UNITS, unit_mask};
 use crate::mig::{OF_EIGHT_UNITS, OF_TWELVE_UNITS};
 
 /// The use of a GPU.
 #[derive(Debug, Clone, Copy, Default)]
-struct OnGpu {
+struct GpuUse {
     /// Units in use, a bit each.
     units: u16,
     /// Whether anything of it is in use or chosen.
@@ -35,7 +35,7 @@ struct OnGpu {
 
 /// Adds devices to `chosen` until there are enough.
 pub(super) fn add(request: &Request<'_>, chosen: &mut Vec<u16>) {
-    let mut gpus = [OnGpu { in_threes: true, ..OnGpu::default() }; MAX_GPUS];
+    let mut gpus = [GpuUse { in_threes: true, ..GpuUse::default() }; MAX_GPUS];
     let mut replicated = false;
     for (_, gpu, spot, used) in request.each(chosen) {
         let slice = units(spot);
@@ -43,7 +43,7 @@ pub(super) fn add(request: &Request<'_>, chosen: &mut Vec<u16>) {
         replicated |= gpus[gpu].places & here != 0;
         gpus[gpu].places |= here;
         gpus[gpu].in_threes &= slice.size.is_multiple_of(3);
-        if used == Use::Free {
+        if used == DeviceUse::Free {
             gpus[gpu].left += 1;
         } else {
             gpus[gpu].take(slice);
@@ -57,7 +57,7 @@ pub(super) fn add(request: &Request<'_>, chosen: &mut Vec<u16>) {
     };
     while chosen.len() < request.size {
         let rest = request.size - chosen.len();
-        let best = request.each(chosen).filter(|(_, _, _, used)| *used == Use::Free).min_by_key(
+        let best = request.each(chosen).filter(|(_, _, _, used)| *used == DeviceUse::Free).min_by_key(
             |(device, gpu, spot, _)| {
                 let slice = units(*spot);
                 let on = &gpus[*gpu];
@@ -83,7 +83,7 @@ pub(super) fn add(request: &Request<'_>, chosen: &mut Vec<u16>) {
     }
 }
 
-impl OnGpu {
+impl GpuUse {
     fn take(&mut self, slice: Units) {
         self.units |= unit_mask(slice.start, slice.size);
         self.broken = true;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gantry_api::PodUid;
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Devices, GangEvent, Gangs, Now, Placement, SlotView, View};
+use gantry_gang::protocol::{Devices, GangEvent, Gangs, Moment, Placement, SlotView, View};
 use gantry_planner::preempt::{CandidatePod, VictimCandidate};
 use gantry_planner::request::NumaDemand;
 
@@ -26,7 +26,7 @@ pub(super) enum Source {
 }
 
 /// Reservations of one gang that are released together.
-pub(super) struct Releasable {
+pub(super) struct ReleasableSlots {
     gang: Arc<GangKey>,
     slots: BTreeSet<u32>,
     pub(super) source: Source,
@@ -34,7 +34,7 @@ pub(super) struct Releasable {
     pub(super) what: VictimCandidate,
 }
 
-impl Releasable {
+impl ReleasableSlots {
     fn new(view: &View<'_>, slot: u32, source: Source, pod: CandidatePod) -> Self {
         Self {
             gang: Arc::clone(view.key()),
@@ -50,7 +50,7 @@ impl Releasable {
     }
 
     /// Has the gang release them for another one.
-    pub(super) fn release(&self, machine: &mut Machine, now: Now, to: &GangKey) {
+    pub(super) fn release(&self, machine: &mut Machine, now: Moment, to: &GangKey) {
         let (gang, slots) = (&*self.gang, &self.slots);
         match self.source {
             Source::Surplus => machine.handle(now, GangEvent::ReleaseSurplus { gang, slots }),
@@ -91,8 +91,8 @@ impl<'a> ReleasableReservations<'a> {
     }
 
     /// Surplus reservations of gangs of this priority or less.
-    pub(super) fn surplus(self, priority: i32) -> Vec<Releasable> {
-        let mut units: Vec<Releasable> = Vec::new();
+    pub(super) fn surplus(self, priority: i32) -> Vec<ReleasableSlots> {
+        let mut units: Vec<ReleasableSlots> = Vec::new();
         // Such gangs have reservations, so none of them is the one that asks.
         for view in self.stocked(|other| other <= priority) {
             let mut slices: BTreeMap<u32, usize> = BTreeMap::new();
@@ -108,7 +108,7 @@ impl<'a> ReleasableReservations<'a> {
                         unit.slots.insert(spare.slot);
                         unit.what.pods.push(pod);
                     }
-                    None => units.push(Releasable::new(&view, spare.slot, Source::Surplus, pod)),
+                    None => units.push(ReleasableSlots::new(&view, spare.slot, Source::Surplus, pod)),
                 }
             }
         }
@@ -116,7 +116,7 @@ impl<'a> ReleasableReservations<'a> {
     }
 
     /// Orphaned reservations of gangs of lower priority.
-    pub(super) fn orphaned(self, priority: i32) -> Vec<Releasable> {
+    pub(super) fn orphaned(self, priority: i32) -> Vec<ReleasableSlots> {
         let mut units = Vec::new();
         for view in self.stocked(|other| other < priority) {
             for slot in view.orphaned() {
@@ -124,7 +124,7 @@ impl<'a> ReleasableReservations<'a> {
                 let Some(pod) = pod.filter(|pod| !pod.devices.is_empty()) else {
                     continue;
                 };
-                units.push(Releasable::new(&view, slot.slot, Source::Orphaned, pod));
+                units.push(ReleasableSlots::new(&view, slot.slot, Source::Orphaned, pod));
             }
         }
         units

@@ -13,7 +13,7 @@ use gantry_planner::preempt::VictimCandidate;
 use super::releasable::Source;
 
 use crate::index::pod_store::PodStore;
-use gantry_planner::snapshot::{Snapshot, Standing};
+use gantry_planner::snapshot::{NodeState, Snapshot};
 
 /// Free devices by resource, counted once per snapshot.
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ impl FreeDevices {
                 }
             }
             for (standing, count) in snapshot.classes.iter().zip(nodes) {
-                let Standing::Ours(class) = &**standing else {
+                let NodeState::Ours(class) = &**standing else {
                     continue;
                 };
                 for pool in &class.pools {

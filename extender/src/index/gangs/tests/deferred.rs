@@ -36,7 +36,7 @@ fn they_are_given_out_to_be_bound_where_they_were() {
     commit(&cluster);
     let deferred = cluster.store.update(Index::take_deferred);
     assert_eq!(deferred, [target("a-0", &nodes[0])]);
-    assert!(matches!(admit(&cluster, "a-0", &nodes[0]), Ok(BindStep::Member(Reserved::Grant { .. }))));
+    assert!(matches!(admit(&cluster, "a-0", &nodes[0]), Ok(BindStep::Member(BindGrant::Grant { .. }))));
     assert_eq!(cluster.store.update(Index::take_deferred), []);
 }
 

@@ -89,7 +89,8 @@ fn comparison_of_a_gang_outlives_a_restart() {
     let after = restarted(&object_name, &status, &pods);
     let view = after.store.read(|index| index.gang_view("default", "a")).unwrap();
     assert_eq!(view.compared.as_ref(), Some(&compared));
-    let BindStep::Member(Reserved::Grant { placement, .. }) = admit(&after, "a-0", &nodes[0]).unwrap() else {
+    let BindStep::Member(BindGrant::Grant { placement, .. }) = admit(&after, "a-0", &nodes[0]).unwrap()
+    else {
         panic!("no grant");
     };
     let gang = placement.gang.as_ref().unwrap();

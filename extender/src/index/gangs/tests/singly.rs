@@ -78,7 +78,7 @@ fn pod_of_a_basic_group_keeps_preempted_devices() {
     let offered =
         cluster.store.update(|index| index.preemptable(&"next".into(), &asks, 10, vec![offer.clone()]));
     assert_eq!(offered, [offer]);
-    assert_eq!(cluster.store.read(|index| index.belongs("next")), crate::index::Belongs::Single);
+    assert_eq!(cluster.store.read(|index| index.belongs("next")), crate::index::MembershipState::Single);
     next["status"]["nominatedNodeName"] = "n".into();
     cluster.pod(&next);
     assert!(cluster.store.snapshot().promised.is_some());

@@ -64,7 +64,7 @@ fn filtered(cluster: &Cluster, pod: &Value) -> Vec<&'static str> {
 /// Binds a single pod, and shows it with its grant.
 fn bind_single(cluster: &Cluster, pod: &Value, node: &str) -> Result<Value, BindError> {
     let uid = pod["metadata"]["uid"].as_str().unwrap();
-    let BindStep::Single(Reserved::Grant { annotation, .. }) = admit(cluster, uid, node)? else {
+    let BindStep::Single(BindGrant::Grant { annotation, .. }) = admit(cluster, uid, node)? else {
         panic!("{uid} gets no grant");
     };
     let now = cluster.now();

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use gantry_gang::protocol::{Holder, Refusal, Shortage, Withheld};
+use gantry_gang::protocol::{Holder, Refusal, Shortage, WithheldReason};
 use gantry_gang::{NodeFacts, Taint, TaintEffect};
 use proptest::prelude::*;
 
 use super::*;
 use crate::fixtures::allocatable;
-use crate::index::Lack;
+use crate::index::FitFailure;
 
 fn shortage(cluster: &Cluster, gang: &str) -> Shortage {
     let refusal = cluster.store.read(|index| {
@@ -28,7 +28,7 @@ fn reason(cluster: &Cluster, pod: &str) -> Reason {
     }
 }
 
-fn lacks(cluster: &Cluster, pod: &str) -> Vec<Option<Lack>> {
+fn lacks(cluster: &Cluster, pod: &str) -> Vec<Option<FitFailure>> {
     cluster.store.read(|index| {
         let pod = index.find_pod("default", pod).unwrap();
         index.inspect(pod).unwrap().nodes.into_iter().map(|node| node.lack).collect()
@@ -51,7 +51,8 @@ fn refusal_names_the_gang_that_has_reserved() {
     let now = cluster.store.read(|index| index.now().unix);
     assert!(holder.until.is_some_and(|until| (now..now + 61).contains(&until)), "{holder:?} at {now}");
     cluster.pod(&pod("single", 1));
-    let reserved = |lack: &Option<Lack>| matches!(lack, Some(Lack::Devices { free: 0, reserved: 8, .. }));
+    let reserved =
+        |lack: &Option<FitFailure>| matches!(lack, Some(FitFailure::Devices { free: 0, reserved: 8, .. }));
     assert!(lacks(&cluster, "single").iter().all(reserved));
 }
 
@@ -112,7 +113,7 @@ fn plugin_that_does_not_serve_is_the_first_cause() {
     create(&cluster, &members("a", 2, 8));
     assert_eq!(reason(&cluster, "a-0"), Reason::PluginNotReady);
     let withheld = shortage(&cluster, "a").withheld.unwrap();
-    assert_eq!((withheld.cause, withheld.nodes), (Withheld::ByPlugin("NotRegistered".into()), 2));
+    assert_eq!((withheld.cause, withheld.nodes), (WithheldReason::ByPlugin("NotRegistered".into()), 2));
     cluster.inventory(&gpu_node("m", &bridged()));
     cluster.inventory(&gpu_node("n", &bridged()));
     cluster.wait(2);

@@ -39,7 +39,7 @@ fn granted(cluster: &Cluster, node: &str, resource: &str, devices: u32) -> Vec<S
     let reserved = cluster.store.update(|index| index.reserve(&target, None)).unwrap();
     let now = cluster.now();
     cluster.store.update(|index| index.finish(now, &target, crate::index::Outcome::Failed));
-    let crate::index::Reserved::Grant { annotation, .. } = reserved else {
+    let crate::index::BindGrant::Grant { annotation, .. } = reserved else {
         panic!("{reserved:?}");
     };
     let grant: gantry_api::Grant = serde_json::from_str(&annotation).unwrap();

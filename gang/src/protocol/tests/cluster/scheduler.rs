@@ -7,7 +7,7 @@ use gantry_api::{NodeName, PodUid};
 use super::{Cluster, End, GANGS, GPUS, NODES};
 use crate::protocol::tests::world::{answer, arrival};
 use crate::protocol::{Answer, Arrival, BindEnd, Placement, Reservation, Stage};
-use crate::protocol::{GangEvent, Offered};
+use crate::protocol::{GangEvent, OfferedNodes};
 
 impl Cluster {
     pub(super) fn plan(&mut self, room: bool, preempt: bool) {
@@ -94,7 +94,8 @@ impl Cluster {
             let number: u32 = node.as_str()[1..].parse().unwrap();
             offered & (1 << number) != 0
         };
-        let answer = answer(self.handle(GangEvent::Filter { pod: &self.uid(at), offered: Offered(&offers) }));
+        let answer =
+            answer(self.handle(GangEvent::Filter { pod: &self.uid(at), offered: OfferedNodes(&offers) }));
         self.log.push(format!("{answer:?}"));
         if let Answer::Node(node) = answer {
             assert!(offers(&node), "{node} was not offered");

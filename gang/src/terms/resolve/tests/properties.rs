@@ -86,7 +86,7 @@ proptest! {
         }
         others.reverse();
         prop_assert_eq!(&first, &resolved(&others, state, Some(&object)));
-        if let Resolved::Terms(terms) = &first {
+        if let TermsResolution::Terms(terms) = &first {
             prop_assert!(terms.min > 0 && terms.min <= terms.max);
             prop_assert!(terms.total.is_none_or(|total| terms.min <= total));
             // Of a role of which nobody is there yet it is not known whether its members lie anywhere.
@@ -96,7 +96,7 @@ proptest! {
             let roles: u32 = terms.by_role.iter().map(|(_, count)| count).sum();
             prop_assert!(roles <= terms.min);
         }
-        if let Resolved::Invalid(faults) = &first {
+        if let TermsResolution::Invalid(faults) = &first {
             prop_assert!(!faults.is_empty() && faults.is_sorted());
         }
     }
@@ -106,11 +106,11 @@ proptest! {
         stay in prop::collection::vec(any_claim(), 1..6),
         go in prop::collection::vec(any_claim(), 0..6),
     ) {
-        let mut declared = Declared::by(stay.iter().chain(&go));
+        let mut declared = PodDeclarations::by(stay.iter().chain(&go));
         for membership in &go {
             declared.remove(membership);
         }
-        prop_assert_eq!(&declared, &Declared::by(&stay));
+        prop_assert_eq!(&declared, &PodDeclarations::by(&stay));
         for membership in &stay {
             declared.remove(membership);
         }

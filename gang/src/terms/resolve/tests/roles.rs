@@ -20,7 +20,7 @@ fn a_sub_group_of_kai_that_its_pod_group_does_not_have_is_told() {
             })
             .collect();
         match resolved(&memberships, OwnerState::Read(&facts), None) {
-            Resolved::Invalid(faults) => faults.iter().map(ToString::to_string).collect(),
+            TermsResolution::Invalid(faults) => faults.iter().map(ToString::to_string).collect(),
             _ => Vec::new(),
         }
     };

@@ -14,9 +14,9 @@ fn in_twos(role: &str, size: Size) -> Membership {
 }
 
 /// What a launcher and workers say.
-fn mpi(launcher_is_light: bool, size: Size) -> Declared {
+fn mpi(launcher_is_light: bool, size: Size) -> PodDeclarations {
     let launcher = in_twos("launcher", size);
-    let mut declared = Declared::by([&launcher, &in_twos("worker", size), &in_twos("worker", size)]);
+    let mut declared = PodDeclarations::by([&launcher, &in_twos("worker", size), &in_twos("worker", size)]);
     if launcher_is_light {
         declared.lighten(&launcher, true);
     }
@@ -29,12 +29,15 @@ fn slices_are_of_the_members_that_ask_for_devices() {
         by_role: vec![("launcher".into(), 1), ("worker".into(), workers)],
         ..facts(workers + 1, Some(workers + 1))
     };
-    let slice =
-        |declared: &Declared, owner: &OwnerFacts| match by_default(declared, OwnerState::Read(owner), None) {
-            Resolved::Terms(terms) => Ok(terms.slice),
-            Resolved::Invalid(faults) => Err(faults.iter().map(ToString::to_string).collect::<Vec<_>>()),
-            Resolved::NotYet(why) => Err(vec![why.to_string()]),
-        };
+    let slice = |declared: &PodDeclarations, owner: &OwnerFacts| match by_default(
+        declared,
+        OwnerState::Read(owner),
+        None,
+    ) {
+        TermsResolution::Terms(terms) => Ok(terms.slice),
+        TermsResolution::Invalid(faults) => Err(faults.iter().map(ToString::to_string).collect::<Vec<_>>()),
+        TermsResolution::NotYet(why) => Err(vec![why.to_string()]),
+    };
     let (four, three) = (owner(4), owner(3));
     let unsaid = Size::Undeclared;
     assert_eq!(slice(&mpi(true, unsaid), &four), Ok(Some(2)));
@@ -49,7 +52,7 @@ fn slices_are_of_the_members_that_ask_for_devices() {
     assert!(slice(&mpi(false, unsaid), &four).is_err());
     assert_eq!(slice(&mpi(false, unsaid), &three), Ok(Some(2)));
     // Before it is there nobody knows, and where it is to be no member it never is.
-    let alone = |size: Size| Declared::by(&[in_twos("worker", size)]);
+    let alone = |size: Size| PodDeclarations::by(&[in_twos("worker", size)]);
     assert_eq!(slice(&alone(unsaid), &four), Ok(Some(2)));
     assert_eq!(slice(&alone(unsaid), &three), Ok(Some(2)));
     let stated = Size::Stated { min: 4, total: None };
@@ -72,12 +75,12 @@ fn a_leader_without_devices_is_in_no_slice_of_its_group() {
             Membership { role: role.into(), ..wishing(5, GangOptions { hint, ..GangOptions::default() }) }
         };
         let (leader, worker) = (of("leader"), of("worker"));
-        let mut declared = Declared::by([&leader, &worker, &worker, &worker, &worker]);
+        let mut declared = PodDeclarations::by([&leader, &worker, &worker, &worker, &worker]);
         if leader_is_light {
             declared.lighten(&leader, true);
         }
         match by_default(&declared, OwnerState::NotNeeded, None) {
-            Resolved::Terms(terms) => (terms.level, terms.slice),
+            TermsResolution::Terms(terms) => (terms.level, terms.slice),
             other => panic!("{other:?}"),
         }
     };

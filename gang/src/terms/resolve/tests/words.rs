@@ -98,9 +98,9 @@ fn values_above_the_ceilings_are_lowered_and_named() {
     };
     let lowered = |memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>| {
         let levels = super::levels();
-        let declared = Declared::by(memberships);
+        let declared = PodDeclarations::by(memberships);
         match resolve(&declared, owner, object, &super::defaults(&levels, &ceilings)) {
-            Resolved::Terms(terms) => {
+            TermsResolution::Terms(terms) => {
                 let words: Vec<String> = terms.lowered.iter().map(ToString::to_string).collect();
                 (terms.arrival.as_secs(), terms.level, words)
             }
