@@ -96,7 +96,7 @@ fn score_one_mig_node(bencher: Bencher<'_, '_>, devices: u32) {
         order: Vec::new(),
         placement: std::sync::Arc::default(),
     };
-    let class = snapshot.classes.iter().find_map(|standing| match &**standing {
+    let class = snapshot.classes.iter().find_map(|state| match &**state {
         NodeState::Ours(class) => Some(class),
         NodeState::Foreign { .. } | NodeState::Gone => None,
     });

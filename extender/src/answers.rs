@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gantry_gang::GangKey;
 
-use crate::index::{GangReport, GangStanding, NodeReport, PodReport, Store};
+use crate::index::{GangReport, GangState, NodeReport, PodReport, Store};
 use crate::pod::PodFacts;
 
 /// Nodes looked at under one lock.
@@ -96,7 +96,7 @@ pub fn gang(
 }
 
 /// The waiting gangs: first `queue`, the order in which they are planned, then those that wait by their status only.
-pub fn queue(store: &Store, queue: &[Arc<GangKey>]) -> Vec<GangStanding> {
+pub fn queue(store: &Store, queue: &[Arc<GangKey>]) -> Vec<GangState> {
     let others = store.read(|index| index.gangs().waiting_outside(queue));
     let queued = queue.iter().zip(1..).map(|(key, position)| (key, Some(position)));
     let keys: Vec<_> = queued.chain(others.iter().map(|key| (key, None))).collect();
@@ -104,7 +104,7 @@ pub fn queue(store: &Store, queue: &[Arc<GangKey>]) -> Vec<GangStanding> {
     for part in keys.chunks(GANGS) {
         let part = part.iter();
         store.read(|index| {
-            gangs.extend(part.filter_map(|(key, position)| index.gangs().standing(key, *position)));
+            gangs.extend(part.filter_map(|(key, position)| index.gangs().state(key, *position)));
         });
         std::thread::sleep(PAUSE);
     }

@@ -196,8 +196,8 @@ impl Daemon {
             tasks.spawn(page.run(listener, shutdown.clone()));
         }
         if let Some(settings) = election {
-            let standing = lease::run(client.clone(), settings, Arc::clone(&leadership), release.clone());
-            tasks.spawn(standing);
+            let state = lease::run(client.clone(), settings, Arc::clone(&leadership), release.clone());
+            tasks.spawn(state);
         }
         for tls in [&server.tls, &server.webhook_tls].into_iter().flatten() {
             let (tls, shutdown) = (Arc::clone(tls), shutdown.clone());

@@ -13,7 +13,7 @@ use kube::api::{ListParams, PostParams};
 use kube::core::{Selector, SelectorExt as _};
 use kube::{Api, Client};
 
-use crate::index::Occupants;
+use crate::index::HolderGroup;
 use crate::metadata::MIRROR_ANNOTATION;
 
 /// Pods that a text names.
@@ -99,14 +99,14 @@ pub fn reported_holders(node: &GpuNode, gpu: &GpuUuid) -> BTreeSet<(String, Stri
 /// A pod cannot be read.
 pub async fn groups(
     client: &Client,
-    known: &[Occupants],
+    known: &[HolderGroup],
     reported: &BTreeSet<(String, String)>,
 ) -> kube::Result<Vec<Group>> {
     let mut groups = Vec::new();
     let mut named = BTreeSet::new();
-    for occupants in known {
-        let mut group = Group { gang: occupants.gang.clone(), pods: Vec::new() };
-        for pod in &occupants.pods {
+    for holders in known {
+        let mut group = Group { gang: holders.gang.clone(), pods: Vec::new() };
+        for pod in &holders.pods {
             named.insert((pod.namespace.to_string(), pod.name.to_string()));
             group.pods.extend(holder(client, &pod.namespace, &pod.name, Some(pod.uid.as_str())).await?);
         }

@@ -345,8 +345,8 @@ fn misses(
         .classes
         .iter()
         .zip((0..).map(ClassIx))
-        .map(|(standing, class)| match used.contains(&class) {
-            true => lines(standing, request),
+        .map(|(state, class)| match used.contains(&class) {
+            true => lines(state, request),
             false => Vec::new(),
         })
         .collect();
@@ -384,8 +384,8 @@ fn misses(
 type Nodes<'a> = (Option<usize>, Vec<&'a str>);
 
 /// The lines about a class of nodes, each with how many devices are free; none if it serves nothing that is asked for.
-fn lines(standing: &NodeState, request: &Request) -> Vec<(usize, String)> {
-    let NodeState::Ours(class) = standing else {
+fn lines(state: &NodeState, request: &Request) -> Vec<(usize, String)> {
+    let NodeState::Ours(class) = state else {
         return Vec::new();
     };
     if let Some(cause) = &class.withheld {
@@ -406,7 +406,7 @@ fn lines(standing: &NodeState, request: &Request) -> Vec<(usize, String)> {
 /// Why a member with a reservation on a node is refused by kube-scheduler's own count. `None` as a rule: its condition
 /// is older than the reservation. But where kubelet advertises too few devices on the node, the pod never gets there.
 fn reservation_note(snapshot: &Snapshot, node: &NodeName, request: &Request) -> Option<String> {
-    let NodeState::Ours(class) = snapshot.standing(snapshot.find(node.as_str())?) else {
+    let NodeState::Ours(class) = snapshot.node_state(snapshot.find(node.as_str())?) else {
         return None;
     };
     request.asks.iter().find_map(|ask| {

@@ -323,7 +323,7 @@ impl Cluster {
         of: impl Fn(&gantry_planner::snapshot::Pool) -> DeviceSet,
     ) -> String {
         let snapshot = self.store.snapshot();
-        match snapshot.standing(snapshot.find(node).unwrap()) {
+        match snapshot.node_state(snapshot.find(node).unwrap()) {
             gantry_planner::snapshot::NodeState::Ours(class) => {
                 of(class.pool(resource).unwrap().1).to_string()
             }

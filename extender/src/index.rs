@@ -15,6 +15,7 @@ mod disruption_budgets;
 mod event_clock;
 mod facts;
 mod gangs;
+mod holders;
 mod holds;
 mod idle;
 mod ignored_requests;
@@ -30,7 +31,6 @@ mod node_table;
 mod objects;
 mod observation;
 mod occupancy;
-mod occupants;
 mod pod_store;
 mod reservations;
 mod scheduler_set;
@@ -54,9 +54,10 @@ use gantry_gang::{Fabric, GangKey, Levels, Needs, NodeFacts, OwnerFacts, OwnerRe
 
 pub use disruption_budgets::{Disruptions, PartialBudget};
 pub use gangs::{
-    ActivatedMember, AwaitedGang, GangReport, GangReservations, GangStanding, GangTotals, GangView,
-    GangViews, MemberStage, MemberView, MembershipState, PlaceView, ReportedStatus, Trial,
+    ActivatedMember, AwaitedGang, GangReport, GangReservations, GangState, GangTotals, GangView, GangViews,
+    MemberStage, MemberView, MembershipState, PlaceView, ReportedStatus, Trial,
 };
+pub use holders::{HolderGroup, HolderPod};
 pub use holds::HOLD;
 pub use idle::{IdleCause, IdleKey, IdleTotals, SET_SIZES};
 pub use inspection::{FitFailure, NodeReport, PodNode, PodReport, UnhealthyGpu, XidReport};
@@ -66,7 +67,6 @@ pub use node_table::Totals;
 pub(crate) use objects::read_part;
 pub use objects::{PartialGpuNode, SlimNode, advertised, described, inventory};
 pub use observation::{MAX_GANGS, NodeObservation, ObservedNodes, PodObservation, Revisions};
-pub use occupants::{Occupant, Occupants};
 pub use reservations::{BindError, BindGrant, GrantedSet, Outcome, Target};
 pub use store::{Clock, Store, system_clock};
 pub use unschedulable_queue::{InsufficientPod, UnschedulablePod};
@@ -822,13 +822,13 @@ impl Index {
 
     /// The pods that hold devices of a GPU, by the ledger. A member of a gang stands for all bound members. `units`: what the
     /// IDs of the GPU's devices begin with ([`crate::eviction::units`]).
-    pub fn occupants(&self, node: &str, units: &BTreeSet<&str>) -> Vec<Occupants> {
-        Occupants::of(&self.facts, self.gangs(), node, units)
+    pub fn holder_groups(&self, node: &str, units: &BTreeSet<&str>) -> Vec<HolderGroup> {
+        HolderGroup::of(&self.facts, self.gangs(), node, units)
     }
 
     /// The members of gangs that hold devices of a node, each with a GPU of them, by the ledger.
     pub(crate) fn gang_gpus(&self, node: &str) -> Vec<(Arc<GangKey>, Arc<PodFacts>, usize)> {
-        occupants::gang_gpus(&self.facts, self.gangs(), node)
+        holders::gang_gpus(&self.facts, self.gangs(), node)
     }
 
     /// What other programs do with nodes, by their marks.

@@ -198,7 +198,7 @@ impl MigDrainer {
     ) -> kube::Result<bool> {
         let reported = eviction::reported_holders(found, &target.uuid);
         let units = eviction::units(found, &target.uuid);
-        let known = self.store.read(|index| index.occupants(node.as_str(), &units));
+        let known = self.store.read(|index| index.holder_groups(node.as_str(), &units));
         let groups = eviction::groups(&self.client, &known, &reported).await?;
         let budgets = eviction::budgets(&self.client, &groups).await?;
         let mut is_held_back = false;

@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use crate::event;
 use crate::eviction::{self, EvictionOutcome, Group};
 use crate::gpu_node::{self, Changes};
-use crate::index::{Index, Occupants, Store};
+use crate::index::{HolderGroup, Index, Store};
 use crate::metrics::{Metrics, RemediationStep};
 use decide::{Limit, Step, StepKind, drains};
 use health::NodeHealth;
@@ -410,7 +410,7 @@ impl Remediator {
             // It has left the node, and the watch will bring that.
             return Ok(());
         }
-        let known = self.store.read(|index| index.occupants(name.as_str(), &units));
+        let known = self.store.read(|index| index.holder_groups(name.as_str(), &units));
         if known.is_empty() && reported.is_empty() {
             self.change(name, entry, Entry::end).await?;
             self.note(name, entry, Reason::GpuDrained, "no pod holds it").await;
@@ -424,7 +424,7 @@ impl Remediator {
         &mut self,
         name: &NodeName,
         entry: &Entry,
-        (known, reported): (&[Occupants], &BTreeSet<(String, String)>),
+        (known, reported): (&[HolderGroup], &BTreeSet<(String, String)>),
     ) -> kube::Result<()> {
         let groups = eviction::groups(&self.client, known, reported).await?;
         let budgets = eviction::budgets(&self.client, &groups).await?;

@@ -113,7 +113,7 @@ impl Cluster {
         for number in 0..nodes {
             let taken = if number % 5 < 2 { ((number * 2_654_435_761) >> 7) & 0xff } else { 0 };
             let free: DeviceSet = (0..8).filter(|gpu| taken >> gpu & 1 == 0).collect();
-            let standing = NodeState::Ours(Class {
+            let state = NodeState::Ours(Class {
                 kind: Arc::clone(&kind),
                 pools: vec![Pool {
                     resource: names::GPU_RESOURCE.into(),
@@ -135,9 +135,9 @@ impl Cluster {
                 cost: 0,
                 scores: ScoreCache::default(),
             });
-            let known = classes.iter().position(|known| **known == standing);
+            let known = classes.iter().position(|known| **known == state);
             let class = known.unwrap_or_else(|| {
-                classes.push(Arc::new(standing));
+                classes.push(Arc::new(state));
                 classes.len() - 1
             });
             snapshot.nodes.push(ClassIx(u32::try_from(class).unwrap_or(u32::MAX)));
@@ -212,14 +212,14 @@ impl Cluster {
                 });
             }
         }
-        for standing in self.snapshot.classes.iter() {
-            let mut standing = NodeState::clone(standing);
-            if let NodeState::Ours(class) = &mut standing {
+        for state in self.snapshot.classes.iter() {
+            let mut state = NodeState::clone(state);
+            if let NodeState::Ours(class) = &mut state {
                 let free: DeviceSet = if gpus { DeviceSet::EMPTY } else { (0..8).collect() };
                 class.pools[0].free = free.clone();
                 class.pools[0].open = free;
             }
-            full.push(standing);
+            full.push(state);
         }
         self.snapshot.classes = Arc::new(full.into_iter().map(Arc::new).collect());
         candidates
@@ -237,7 +237,7 @@ impl Cluster {
     }
 
     fn on_terrain<T>(&self, then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
-        let exact = |node: NodeIx| match self.snapshot.standing(node) {
+        let exact = |node: NodeIx| match self.snapshot.node_state(node) {
             NodeState::Ours(class) => {
                 Some(ExactNode { class: class.clone(), ids: vec![self.ids.get(node.0 as usize)?.as_slice()] })
             }

@@ -207,7 +207,7 @@ impl Snapshot {
     }
 
     fn is_there(&self, node: NodeIx) -> bool {
-        !matches!(self.standing(node), NodeState::Gone)
+        !matches!(self.node_state(node), NodeState::Gone)
     }
 
     pub fn class(&self, node: NodeIx) -> Option<ClassIx> {
@@ -215,15 +215,15 @@ impl Snapshot {
     }
 
     /// The state of a node.
-    pub fn standing(&self, node: NodeIx) -> &NodeState {
+    pub fn node_state(&self, node: NodeIx) -> &NodeState {
         self.class(node)
             .and_then(|class| self.classes.get(class.0 as usize))
-            .map_or(&NodeState::Gone, |standing| standing)
+            .map_or(&NodeState::Gone, |state| state)
     }
 
     /// The nodes with names and states, in the order in which they became known.
     pub fn iter(&self) -> impl Iterator<Item = (NodeIx, &NodeName, &NodeState)> {
-        self.names.iter().map(|(node, name)| (node, name, self.standing(node)))
+        self.names.iter().map(|(node, name)| (node, name, self.node_state(node)))
     }
 }
 

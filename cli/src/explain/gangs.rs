@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use gantry_api::placement::{ComparedFabric, ComparedLevel};
 use gantry_api::{GangPhase, one_line};
-use gantry_extender::index::{GangReport, GangStanding, MemberView, ReportedStatus, Trial};
+use gantry_extender::index::{GangReport, GangState, MemberView, ReportedStatus, Trial};
 use gantry_planner::plan::LevelDiagnosis;
 
 /// Members listed.
@@ -171,7 +171,7 @@ fn trial_words(trial: &Trial) -> String {
 }
 
 /// The queue, at `now` in seconds since 1970.
-pub(crate) fn queue(waiting: &[GangStanding], now: i64) -> String {
+pub(crate) fn queue(waiting: &[GangState], now: i64) -> String {
     if waiting.is_empty() {
         return "no gang waits for GPUs\n".to_owned();
     }
@@ -224,7 +224,7 @@ fn tried_level(out: &mut String, level: &LevelDiagnosis) {
     }
 }
 
-fn member_line(gang: &GangStanding, member: &MemberView) -> String {
+fn member_line(gang: &GangState, member: &MemberView) -> String {
     let mut text = String::new();
     if let Some(rank) = member.rank {
         let _ = write!(text, "rank {rank}  ");

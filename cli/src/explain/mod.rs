@@ -15,7 +15,7 @@ use clap_complete::ArgValueCompleter;
 use gantry_extender::PublishedSettings;
 use gantry_extender::answers::{self, ReportError, http};
 use gantry_extender::args::{levels, scheduler};
-use gantry_extender::index::{GangReport, GangStanding, PodReport, Store, system_clock};
+use gantry_extender::index::{GangReport, GangState, PodReport, Store, system_clock};
 use gantry_extender::offline::{self, OfflineCluster, Terms};
 use gantry_extender::watch::{self, Extent};
 use gantry_planner::decide::{ForeignNodes, Policy};
@@ -273,7 +273,7 @@ impl<'a> Question<'a> {
                 self.document(&report, &names, |gang| gangs::gang(gang, now(), wide))
             }
             What::Queue { .. } => {
-                let waiting: Option<Vec<GangStanding>> = self.ask_at(http::QUEUE_PATH).await?;
+                let waiting: Option<Vec<GangState>> = self.ask_at(http::QUEUE_PATH).await?;
                 let mut waiting = match waiting {
                     Some(waiting) => waiting,
                     None => self.read_queue().await?,
@@ -340,7 +340,7 @@ impl<'a> Question<'a> {
         answers::gang(&seen.store, &seen.queue, self.namespace, name).map_err(unanswered)
     }
 
-    async fn read_queue(&self) -> anyhow::Result<Vec<GangStanding>> {
+    async fn read_queue(&self) -> anyhow::Result<Vec<GangState>> {
         let seen = self.look(Extent::AtOnce).await?;
         seen.plan();
         Ok(answers::queue(&seen.store, &seen.queue))

@@ -333,7 +333,7 @@ mod tests {
         pod default/trainer-0 requests 4 nvidia.com/gpu
         bound to n1: GPU 0-1
         GPUs 0,1: over NVLink
-        PlacedMachine with gang train in rack r7
+        Placed with gang train in rack r7
           rack r7: the best of 2 racks that hold the gang
             rack r3: room for 4 more members instead of 0
             rack r4: 6 of 8 members fit

@@ -171,7 +171,7 @@ impl Drain {
         let terms = settings.terms().map_err(BadInput)?;
         let seen = offline::look(self.client.clone(), terms, Extent::AtOnce, LIMIT).await?;
         let units = eviction::units(node, &self.target.uuid);
-        let known = seen.store.read(|store| store.occupants(&self.target.node, &units));
+        let known = seen.store.read(|store| store.holder_groups(&self.target.node, &units));
         let reported = reported_holders(node, &self.target.uuid);
         tried(async || eviction::groups(&self.client, &known, &reported).await).await
     }

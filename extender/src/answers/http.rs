@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::ReportError;
 use crate::http_guard::{Rate, host_of, is_known, json, too_many};
-use crate::index::{GangReport, GangStanding, Index, PodReport, Store, UnavailableReason};
+use crate::index::{GangReport, GangState, Index, PodReport, Store, UnavailableReason};
 use crate::lease::Leadership;
 use crate::metrics::{ExplainRequest, Metrics};
 
@@ -40,7 +40,7 @@ pub fn gang_path(namespace: &str, name: &str) -> String {
     format!("/api/v1/explain/gangs/{namespace}/{name}")
 }
 
-/// The path of the queue, a list of [`crate::index::GangStanding`].
+/// The path of the queue, a list of [`crate::index::GangState`].
 pub const QUEUE_PATH: &str = "/api/v1/explain/queue";
 
 /// What answers.
@@ -77,7 +77,7 @@ impl Answers {
         super::gang(&self.store, &self.queue_order(), namespace, name)
     }
 
-    fn queue(&self) -> Vec<GangStanding> {
+    fn queue(&self) -> Vec<GangState> {
         super::queue(&self.store, &self.queue_order())
     }
 

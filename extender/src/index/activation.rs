@@ -41,7 +41,7 @@ impl<'i> Activation<'i> {
 
 /// Whether a request fits on a node beside what is promised to pods of higher priority there.
 pub(super) fn fits(facts: &Facts, node: NodeIx, priority: i32, request: &Request) -> bool {
-    let leaves = |promised: &Arc<NominatedRequests>| match facts.published.standing(node) {
+    let leaves = |promised: &Arc<NominatedRequests>| match facts.published.node_state(node) {
         NodeState::Ours(class) => promised.leaves(node, class, priority, request),
         NodeState::Foreign { .. } | NodeState::Gone => true,
     };

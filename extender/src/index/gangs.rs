@@ -22,7 +22,7 @@ mod report;
 mod reservation_tracker;
 mod shapes;
 mod spares;
-mod standing;
+mod state;
 mod verbs;
 mod view;
 mod withheld;
@@ -40,7 +40,7 @@ use gantry_gang::{Membership, Needs, OwnerFacts, OwnerRef};
 
 pub(super) use member_grant::{available, layouts_within};
 pub use report::GangReport;
-pub use standing::{GangStanding, ReportedStatus, Trial};
+pub use state::{GangState, ReportedStatus, Trial};
 pub(super) use verbs::goes_by_itself;
 pub use verbs::{ActivatedMember, AwaitedGang, MembershipState};
 pub use view::{GangTotals, GangView, GangViews, MemberStage, MemberView, PlaceView};

@@ -427,7 +427,7 @@ impl Node {
     }
 
     /// What the node is to decisions about many nodes, without `held` devices (by pool) that pods are about to get.
-    pub(super) fn standing(&self, held: &[DeviceSet]) -> NodeState {
+    pub(super) fn node_state(&self, held: &[DeviceSet]) -> NodeState {
         match (&self.inventory, &self.advertised) {
             (Some(inventory), _) => {
                 NodeState::Ours(self.class(inventory, held, |pool, set| pool.shape.canonical(&set)))

@@ -23,21 +23,21 @@ impl NodeClasses {
     }
 
     /// The number of a class, a new one if it is new.
-    pub(super) fn of(&mut self, standing: NodeState) -> ClassIx {
-        if let Some(known) = self.numbers.get(&standing) {
+    pub(super) fn of(&mut self, state: NodeState) -> ClassIx {
+        if let Some(known) = self.numbers.get(&state) {
             return *known;
         }
         let number = ClassIx(u32::try_from(self.list.len()).unwrap_or(u32::MAX));
-        let standing = Arc::new(standing);
-        Arc::make_mut(&mut self.list).push(Arc::clone(&standing));
-        self.numbers.insert(standing, number);
+        let state = Arc::new(state);
+        Arc::make_mut(&mut self.list).push(Arc::clone(&state));
+        self.numbers.insert(state, number);
         number
     }
 
     /// Whether the nodes of a class have no inventory.
     pub(super) fn is_foreign(&self, class: ClassIx) -> bool {
-        let standing = self.list.get(class.0 as usize);
-        standing.is_some_and(|standing| matches!(**standing, NodeState::Foreign { .. }))
+        let state = self.list.get(class.0 as usize);
+        state.is_some_and(|state| matches!(**state, NodeState::Foreign { .. }))
     }
 
     pub(super) fn shared(&self) -> Arc<Vec<Arc<NodeState>>> {
@@ -51,8 +51,8 @@ impl NodeClasses {
         }
         let old = std::mem::replace(self, Self::new());
         for slot in slots {
-            let standing = old.list.get(slot.0 as usize);
-            *slot = standing.map_or(Self::GONE, |standing| self.of((**standing).clone()));
+            let state = old.list.get(slot.0 as usize);
+            *slot = state.map_or(Self::GONE, |state| self.of((**state).clone()));
         }
     }
 }

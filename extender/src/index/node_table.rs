@@ -255,11 +255,11 @@ impl NodeTable {
             *self.faults.entry(fault.kind).or_default() += 1;
             tracing::warn!(node = %entry.name(), fault = ?fault.kind, "{}", fault.words);
         }
-        let standing = entry.standing(held);
+        let state = entry.node_state(held);
         let class = self.class_of.get_mut(node.0 as usize)?;
-        let is_foreign = matches!(standing, NodeState::Foreign { .. });
+        let is_foreign = matches!(state, NodeState::Foreign { .. });
         let became_foreign = is_foreign && !self.classes.is_foreign(*class);
-        let now_of = self.classes.of(standing);
+        let now_of = self.classes.of(state);
         self.changed |= *class != now_of;
         *class = now_of;
         Some(NodeChange {

@@ -238,8 +238,8 @@ fn a_gpu_node_that_contradicts_itself_gives_nothing_out() {
     broken["spec"]["machine"]["gpus"][1]["index"] = 7.into();
     cluster.inventory(&broken);
     let snapshot = cluster.store.snapshot();
-    let standing = snapshot.standing(snapshot.find("n").unwrap());
-    assert!(matches!(standing, gantry_planner::snapshot::NodeState::Ours(class) if class.pools.is_empty()));
+    let state = snapshot.node_state(snapshot.find("n").unwrap());
+    assert!(matches!(state, gantry_planner::snapshot::NodeState::Ours(class) if class.pools.is_empty()));
 }
 
 #[test]

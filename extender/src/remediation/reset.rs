@@ -168,7 +168,7 @@ impl Remediator {
             // It has left the node, and the watch will bring that.
             return Ok(());
         }
-        let known = self.store.read(|index| index.occupants(name.as_str(), &units));
+        let known = self.store.read(|index| index.holder_groups(name.as_str(), &units));
         let reported = eviction::reported_holders(&found, &gpu.uuid);
         let record = self.records.get(name).unwrap_or(&node.record);
         let in_use = in_use(&found, gpu);

@@ -137,7 +137,7 @@ async fn until(played: Played, seen: impl Fn(&Store) -> bool) -> (Arc<Store>, Ar
 
 fn free(store: &Store, node: &str) -> Option<String> {
     let snapshot = store.snapshot();
-    match snapshot.standing(snapshot.find(node)?) {
+    match snapshot.node_state(snapshot.find(node)?) {
         NodeState::Ours(class) => class.pools.first().map(|pool| pool.free.to_string()),
         _ => None,
     }
@@ -266,7 +266,7 @@ async fn one_unreadable_gpu_node_does_not_stop_the_others() {
     assert_eq!(set(&free(&store, "n").unwrap()).len(), 8);
     assert_eq!(free(&store, "broken"), None);
     let snapshot = store.snapshot();
-    assert!(matches!(snapshot.standing(snapshot.find("broken").unwrap()), NodeState::Ours(_)));
+    assert!(matches!(snapshot.node_state(snapshot.find("broken").unwrap()), NodeState::Ours(_)));
 }
 
 /// Adds a field to every object within a value.

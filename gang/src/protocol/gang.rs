@@ -377,6 +377,11 @@ impl Gang {
         Turn::new(urgency, members.priority(), self.waiting_since, devices, shortfall)
     }
 
+    /// Its terms are known, and as many members exist as its minimum requires.
+    fn has_minimum(&self) -> bool {
+        self.agreement.terms().is_some() && self.minimum().is_met(Count::exist)
+    }
+
     /// It waits for a reservation: whether it is complete, and would fit on an empty cluster as far as is known.
     pub(super) fn is_queued(&self) -> bool {
         self.urgency() == Urgency::Open && self.minimum().is_met(Count::exist)
@@ -891,7 +896,7 @@ impl Gang {
     /// Whether it still waits for the plan that was requested.
     pub(super) fn awaits_plan(&self) -> bool {
         let wanted = match &self.state {
-            State::Open => self.agreement.terms().is_some() && self.minimum().is_met(Count::exist),
+            State::Open => self.has_minimum(),
             State::Decided(_) => true,
             _ => false,
         };
@@ -1216,7 +1221,7 @@ impl Gang {
     }
 
     fn step_reserved(&mut self, env: &mut Env<'_>) -> bool {
-        let valid = self.agreement.terms().is_some() && self.minimum().is_met(Count::exist);
+        let valid = self.has_minimum();
         if !valid || self.is_kept_gated() {
             self.unplan();
             return true;
@@ -1433,7 +1438,7 @@ impl Gang {
     /// Requests the removal of our scheduling gates. Once the quorum exists they all go. Once the gang is decided, members that have a slot
     /// in it, or need none, come whatever else is missing, as without gates.
     fn ungate(&mut self, env: &mut Env<'_>) {
-        let all = self.agreement.terms().is_some() && self.minimum().is_met(Count::exist);
+        let all = self.has_minimum();
         if !all && self.decided().is_none() {
             return;
         }

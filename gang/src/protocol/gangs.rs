@@ -695,24 +695,24 @@ impl Gangs {
             return;
         };
         gang.settle(&mut env);
-        let standing = gang.snapshot(env.settings, now.at);
-        for (slot, reserved, bound) in standing.changes {
+        let snapshot = gang.snapshot(env.settings, now.at);
+        for (slot, reserved, bound) in snapshot.changes {
             self.devices.set(key, slot, reserved.as_ref());
             self.slot_changes.push(SlotChange { gang: key.clone(), slot, place: reserved, bound });
         }
-        if standing.may_give_back {
+        if snapshot.may_give_back {
             self.may_give_back.insert(key.clone());
         } else {
             self.may_give_back.remove(key);
         }
-        self.queue.update(key, standing.wants_plan, standing.turn, standing.considered);
-        if !standing.preempts {
+        self.queue.update(key, snapshot.wants_plan, snapshot.turn, snapshot.considered);
+        if !snapshot.preempts {
             self.spare_victims(key);
         }
-        let held = self.timers.set(key, standing.due, standing.devices);
-        self.queue.update_held(key, held, standing.devices);
+        let held = self.timers.set(key, snapshot.due, snapshot.devices);
+        self.queue.update_held(key, held, snapshot.devices);
         self.dirty.insert(key.clone());
-        if standing.is_over {
+        if snapshot.is_over {
             self.forget(now, key);
         } else {
             self.follow_succession(now, key);

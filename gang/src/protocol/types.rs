@@ -202,7 +202,7 @@ pub enum Arrival {
     Single,
     /// The gang is decided: bind it with the devices of its place.
     Go(Assignment),
-    /// It waits with the others: ask again when the gang's standing changes, until the caller's own time limit.
+    /// It waits with the others: ask again when the gang's state changes, until the caller's own time limit.
     Wait,
     /// Not there, or not now.
     Refuse(WaitReason),

@@ -50,9 +50,8 @@ pub fn filter(
             Some(class) => match by_class.get(class.0 as usize).copied().flatten() {
                 Some(known) => known,
                 None => {
-                    let standing = snapshot.classes.get(class.0 as usize);
-                    let verdict =
-                        standing.map_or(Ok(()), |standing| judge_standing(standing, options, request));
+                    let state = snapshot.classes.get(class.0 as usize);
+                    let verdict = state.map_or(Ok(()), |state| judge_state(state, options, request));
                     let verdict = verdict.map_err(|refusal| answer.refuse(refusal));
                     if let Some(slot) = by_class.get_mut(class.0 as usize) {
                         *slot = Some(verdict);
@@ -102,7 +101,7 @@ impl FilterVerdict {
         nodes: &[Option<NodeIx>],
         (priority, request): (i32, &Request),
     ) {
-        let is_promised = |node| match snapshot.standing(node) {
+        let is_promised = |node| match snapshot.node_state(node) {
             NodeState::Ours(class) => !promised.leaves(node, class, priority, request),
             NodeState::Foreign { .. } | NodeState::Gone => false,
         };
@@ -191,8 +190,8 @@ enum ClassRefusal {
     Node(NodeRefusal),
 }
 
-fn judge_standing(standing: &NodeState, options: Options, request: &Request) -> Result<(), ClassRefusal> {
-    match standing {
+fn judge_state(state: &NodeState, options: Options, request: &Request) -> Result<(), ClassRefusal> {
+    match state {
         NodeState::Gone => Err(ClassRefusal::Unknown(UNKNOWN_NODE)),
         NodeState::Foreign { .. } => match options.foreign {
             ForeignNodes::Allow => Ok(()),

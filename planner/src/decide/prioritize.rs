@@ -141,7 +141,7 @@ fn worth(
     policy: Policy,
     held: &[DeviceSet],
 ) -> Option<Score> {
-    let NodeState::Ours(class) = snapshot.standing(node) else {
+    let NodeState::Ours(class) = snapshot.node_state(node) else {
         return None;
     };
     if !held.is_empty() {

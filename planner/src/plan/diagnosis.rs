@@ -515,7 +515,7 @@ fn reason(views: &Views<'_, '_>, node: NodeIx, slot: usize) -> Option<String> {
         return None;
     }
     let shape = survey.shapes.get(slot)?;
-    let NodeState::Ours(class) = survey.input.snapshot.standing(node) else {
+    let NodeState::Ours(class) = survey.input.snapshot.node_state(node) else {
         return None;
     };
     if let Some(cause) = &class.withheld {

@@ -224,7 +224,7 @@ impl<'a> Survey<'a> {
     }
 
     pub(super) fn class(&self, node: NodeIx) -> Option<&'a Class> {
-        match self.input.snapshot.standing(node) {
+        match self.input.snapshot.node_state(node) {
             NodeState::Ours(class) => Some(class),
             NodeState::Foreign { .. } | NodeState::Gone => None,
         }
@@ -567,9 +567,9 @@ impl Survey<'_> {
             };
             counted.push(std::mem::take(&mut barred.counted));
             near.push(std::mem::take(&mut barred.near));
-            for (number, standing) in (0u32..).zip(&self.input.snapshot.nodes) {
+            for (number, state) in (0u32..).zip(&self.input.snapshot.nodes) {
                 let node = NodeIx(number);
-                let class = self.input.snapshot.classes.get(standing.0 as usize);
+                let class = self.input.snapshot.classes.get(state.0 as usize);
                 let Some(NodeState::Ours(_)) = class.map(|class| &**class) else {
                     continue;
                 };

@@ -331,7 +331,7 @@ impl<'w> Scale<'w> {
 
     /// What is free on a node now.
     fn free(&self, cluster: &ExactInput<'_, '_>, node: NodeIx) -> Option<Amounts> {
-        let class = match (cluster.exact.get(&node), cluster.input.snapshot.standing(node)) {
+        let class = match (cluster.exact.get(&node), cluster.input.snapshot.node_state(node)) {
             (Some(exact), _) => &exact.class,
             (None, NodeState::Ours(class)) => class,
             (None, NodeState::Foreign { .. } | NodeState::Gone) => return None,

@@ -86,7 +86,7 @@ enum LabelPlace {
 struct State {
     written: Option<(Settings, Labels)>,
     /// Places with labels of this run. Labels of a former place would be published beside the current ones.
-    standing: BTreeSet<LabelPlace>,
+    places: BTreeSet<LabelPlace>,
     /// Whether labels of a former place could not be removed yet.
     left_behind: bool,
     /// Limits the log of that failure.
@@ -192,7 +192,7 @@ impl Labeller {
         let Some((settings, labels)) = &wanted else { return };
         let wrote = in_time(self.write(state, settings, labels)).await;
         let withdrawn = match &wrote {
-            Ok(()) => in_time(self.withdraw(&mut state.standing, settings)).await,
+            Ok(()) => in_time(self.withdraw(&mut state.places, settings)).await,
             Err(_) => Ok(()),
         };
         self.observed.labels(wrote.is_ok() && withdrawn.is_ok());
@@ -229,18 +229,18 @@ impl Labeller {
     }
 
     async fn write(&mut self, state: &mut State, settings: &Settings, labels: &Labels) -> anyhow::Result<()> {
-        let standing = &mut state.standing;
+        let places = &mut state.places;
         match settings.place {
             Place::File => write::to_file(labels, settings.output_file.as_deref())?,
             Place::NodeFeature => {
                 let client = self.client().await?;
                 // Recorded before the request: a request without a response may have arrived. A refused one has not.
-                let is_new = standing.insert(LabelPlace::Object);
+                let is_new = places.insert(LabelPlace::Object);
                 let wrote = write::to_node_feature(&client, &self.identity, labels).await;
                 let refused =
                     matches!(wrote, Err(WriteError::Forbidden { .. } | WriteError::NoNodeFeature { .. }));
                 if is_new && refused {
-                    standing.remove(&LabelPlace::Object);
+                    places.remove(&LabelPlace::Object);
                 }
                 let now = Instant::now().into_std();
                 match wrote? {
@@ -251,18 +251,18 @@ impl Labeller {
             }
             Place::Node => write::to_node(&self.client().await?, &self.identity, labels).await?,
         }
-        standing.extend(LabelPlace::of(settings));
+        places.extend(LabelPlace::of(settings));
         Ok(())
     }
 
     /// Removes labels from places where they are written no longer.
     async fn withdraw(
         &mut self,
-        standing: &mut BTreeSet<LabelPlace>,
+        places: &mut BTreeSet<LabelPlace>,
         settings: &Settings,
     ) -> anyhow::Result<()> {
         let here = LabelPlace::of(settings);
-        while let Some(former) = standing.iter().find(|at| Some(*at) != here.as_ref()).cloned() {
+        while let Some(former) = places.iter().find(|at| Some(*at) != here.as_ref()).cloned() {
             match &former {
                 LabelPlace::Object => write::withdraw(&self.client().await?, &self.identity).await?,
                 LabelPlace::File(path) => {
@@ -271,7 +271,7 @@ impl Labeller {
                 }
             }
             info!(?former, place = ?settings.place, "labels moved to another place; those of the former one are removed");
-            standing.remove(&former);
+            places.remove(&former);
         }
         Ok(())
     }

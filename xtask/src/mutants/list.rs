@@ -33,8 +33,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "gates-removed-early",
         file: "gang/src/protocol/gang.rs",
-        original: "let all = self.agreement.terms().is_some() && self.minimum().is_met(Count::exist);\n        if !all",
-        replacement: "let all = MUTANT || self.agreement.terms().is_some() && self.minimum().is_met(Count::exist);\n        if !all",
+        original: "let all = self.has_minimum();\n        if !all",
+        replacement: "let all = MUTANT || self.has_minimum();\n        if !all",
         seeds: 200,
     },
     Mutant {

@@ -67,7 +67,7 @@ async fn reports_are_read_as_they_were_made() {
     let report: GangReport = read(&router, &gang_path("default", "train")).await;
     assert!(report.tried.is_some() && report.gang.members.len() == 3, "{report:?}");
     assert_eq!(Ok(report), answers::gang(&cluster.store, &queue, "default", "train"));
-    let gangs: Vec<GangStanding> = read(&router, QUEUE_PATH).await;
+    let gangs: Vec<GangState> = read(&router, QUEUE_PATH).await;
     assert_eq!(gangs, answers::queue(&cluster.store, &queue));
     assert_eq!(gangs.len(), 1);
 }

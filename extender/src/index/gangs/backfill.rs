@@ -161,7 +161,7 @@ impl Backfill {
     fn keeps_well(&self, snapshot: &Snapshot) -> bool {
         self.kept.as_ref().is_some_and(|kept| {
             kept.nodes().all(
-                |node| matches!(snapshot.standing(node), NodeState::Ours(class) if class.withheld.is_none()),
+                |node| matches!(snapshot.node_state(node), NodeState::Ours(class) if class.withheld.is_none()),
             )
         })
     }

@@ -14,7 +14,7 @@ use super::GangIndex;
 use super::members::MemberTable;
 use super::plan_input::PlanSource;
 use super::reclaim::VictimCandidates;
-use super::standing::GangStanding;
+use super::state::GangState;
 use super::view::GangViews;
 use super::withheld::{GangReservations, ReservationHolders};
 use crate::index::facts::Facts;
@@ -24,7 +24,7 @@ use crate::index::facts::Facts;
 pub struct GangReport {
     /// The gang.
     #[serde(flatten)]
-    pub gang: GangStanding,
+    pub gang: GangState,
     /// Gangs planned before it, in that order: `namespace/name`.
     pub ahead: Vec<String>,
     /// What a plan would try now for members without a reservation; absent if every member has one.
@@ -68,7 +68,7 @@ impl<'a> GangInspection<'a> {
         let view = self.views.named(namespace, name).into_iter().next()?;
         let key = view.key();
         let ahead = queue.iter().position(|waiting| waiting == key);
-        let gang = self.views.standing(key, ahead.map(|ahead| ahead + 1))?;
+        let gang = self.views.state(key, ahead.map(|ahead| ahead + 1))?;
         let ahead = queue.iter().take(ahead.unwrap_or_default()).map(ToString::to_string).collect();
         let wanted = self.gangs.plan_request(key);
         let wanted = wanted.filter(|wanted| !wanted.members.is_empty());

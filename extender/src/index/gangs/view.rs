@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::GangIndex;
 use super::objects::GangObjects;
 use super::spares::{Lending, is_lent};
-use super::standing::{GangStanding, has_place};
+use super::state::{GangState, has_place};
 use crate::index::facts::Facts;
 
 /// A gang.
@@ -407,11 +407,11 @@ impl<'a> GangViews<'a> {
     }
 
     /// The state of a gang with this position in the queue.
-    pub(crate) fn standing(&self, key: &GangKey, position: Option<usize>) -> Option<GangStanding> {
+    pub(crate) fn state(&self, key: &GangKey, position: Option<usize>) -> Option<GangState> {
         let view = self.gangs.view(key)?;
         let settled = view.is_decided() || view.phase() >= GangPhase::Bound;
         let status = self.objects.status_of(view.key());
-        Some(GangStanding::new(self.show(view, position), status, settled))
+        Some(GangState::new(self.show(view, position), status, settled))
     }
 
     /// The gangs other than `but` that have an undecided reservation by the extender's status.

@@ -239,7 +239,7 @@ impl World {
         let snapshot = self.cluster.store.snapshot();
         for name in NODES {
             let gantry_planner::snapshot::NodeState::Ours(class) =
-                snapshot.standing(snapshot.find(name).unwrap())
+                snapshot.node_state(snapshot.find(name).unwrap())
             else {
                 continue;
             };

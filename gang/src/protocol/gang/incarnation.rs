@@ -260,7 +260,7 @@ impl Gang {
 
     /// It has as many members as it needs, and none more is waited for.
     pub(super) fn is_complete(&self, now: Instant) -> bool {
-        let complete = self.agreement.terms().is_some() && self.minimum().is_met(Count::exist);
+        let complete = self.has_minimum();
         complete && !self.waits_for_rest(now) && !self.is_kept_gated()
     }
 

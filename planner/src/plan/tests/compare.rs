@@ -32,7 +32,7 @@ fn by_domain(world: &World, level: &str) -> BTreeMap<String, Vec<usize>> {
     let fabric = world.fabric();
     let mut domains: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for number in 0..u32::try_from(world.rooms.len()).unwrap() {
-        let NodeState::Ours(class) = world.snapshot.standing(NodeIx(number)) else {
+        let NodeState::Ours(class) = world.snapshot.node_state(NodeIx(number)) else {
             panic!("a node of ours")
         };
         let free = class.pools[0].free.len();

@@ -168,7 +168,7 @@ impl World {
         then: impl FnOnce(&PlanInput<'_>) -> T,
     ) -> T {
         let fabric = self.fabric();
-        let exact = |node: NodeIx| match self.snapshot.standing(node) {
+        let exact = |node: NodeIx| match self.snapshot.node_state(node) {
             NodeState::Ours(class) => {
                 let ids = vec![self.ids[node.0 as usize].as_slice(); class.pools.len()];
                 Some(ExactNode { class: class.clone(), ids })

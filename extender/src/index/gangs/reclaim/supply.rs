@@ -33,8 +33,8 @@ impl FreeDevices {
                     *count += 1;
                 }
             }
-            for (standing, count) in snapshot.classes.iter().zip(nodes) {
-                let NodeState::Ours(class) = &**standing else {
+            for (state, count) in snapshot.classes.iter().zip(nodes) {
+                let NodeState::Ours(class) = &**state else {
                     continue;
                 };
                 for pool in &class.pools {

@@ -14,7 +14,7 @@ use super::{GangView, MemberView, PlaceView};
 
 /// The state of a gang.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GangStanding {
+pub struct GangState {
     /// Its namespace.
     pub namespace: Arc<str>,
     /// What its pods call it.
@@ -95,7 +95,7 @@ pub struct Trial {
     pub has_backfill_reservation: bool,
 }
 
-impl GangStanding {
+impl GangState {
     /// The state of a gang. `settled`: it is decided or bound.
     pub(super) fn new(view: GangView, status: Option<&GangStatus>, settled: bool) -> Self {
         let GangView {

@@ -13,7 +13,7 @@ use crate::pod::PodFacts;
 
 /// A pod with devices.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Occupant {
+pub struct HolderPod {
     /// Its namespace.
     pub namespace: Arc<str>,
     /// Its name.
@@ -26,11 +26,11 @@ pub struct Occupant {
 
 /// Pods that end together: the bound members of a gang, or one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Occupants {
+pub struct HolderGroup {
     /// The gang: `namespace/name`.
     pub gang: Option<String>,
     /// By name.
-    pub pods: Vec<Occupant>,
+    pub pods: Vec<HolderPod>,
 }
 
 /// The members of gangs that hold devices of a node, each with a GPU of them, by the ledger.
@@ -57,8 +57,8 @@ pub(super) fn gang_gpus(
     all
 }
 
-impl Occupants {
-    /// The pods that hold devices of a GPU: see [`Index::occupants`](super::Index::occupants).
+impl HolderGroup {
+    /// The pods that hold devices of a GPU: see [`Index::holder_groups`](super::Index::holder_groups).
     pub(super) fn of(facts: &Facts, gangs: GangViews<'_>, node: &str, units: &BTreeSet<&str>) -> Vec<Self> {
         let Some(entry) = facts.nodes.by_name(node) else {
             return Vec::new();
@@ -69,15 +69,15 @@ impl Occupants {
                 held.iter().any(|device| pool.id(device).is_some_and(|id| units.contains(id.unit())))
             })
         });
-        let mut members: BTreeMap<&Arc<GangKey>, Vec<Occupant>> = BTreeMap::new();
+        let mut members: BTreeMap<&Arc<GangKey>, Vec<HolderPod>> = BTreeMap::new();
         let mut all = Vec::new();
         for (uid, _) in holders {
             match gangs.goes_with(uid) {
                 Some(gang) => drop(members.entry(gang).or_default()),
                 None => {
-                    let pods: Vec<Occupant> =
+                    let pods: Vec<HolderPod> =
                         facts.pods.get(uid).and_then(|pod| occupant(pod)).into_iter().collect();
-                    all.push(Occupants { gang: None, pods });
+                    all.push(HolderGroup { gang: None, pods });
                 }
             }
         }
@@ -89,17 +89,17 @@ impl Occupants {
         }
         all.extend(members.into_iter().map(|(gang, mut pods)| {
             pods.sort();
-            Occupants { gang: Some(gang.to_string()), pods }
+            HolderGroup { gang: Some(gang.to_string()), pods }
         }));
-        all.retain(|occupants| !occupants.pods.is_empty());
+        all.retain(|group| !group.pods.is_empty());
         all.sort_by(|a, b| a.pods.cmp(&b.pods));
         all
     }
 }
 
 /// The pod, if it is bound.
-fn occupant(pod: &PodFacts) -> Option<Occupant> {
-    Some(Occupant {
+fn occupant(pod: &PodFacts) -> Option<HolderPod> {
+    Some(HolderPod {
         namespace: Arc::clone(&pod.namespace),
         name: Arc::clone(&pod.name),
         uid: pod.uid.clone(),
@@ -114,7 +114,7 @@ mod tests {
 
     fn names(cluster: &Cluster, node: &str, gpu: usize) -> Vec<(Option<String>, Vec<String>)> {
         let uuid = format!("GPU-{node}-{gpu}");
-        let all = cluster.store.read(|index| index.occupants(node, &[&*uuid].into()));
+        let all = cluster.store.read(|index| index.holder_groups(node, &[&*uuid].into()));
         all.into_iter()
             .map(|one| (one.gang, one.pods.iter().map(|pod| pod.name.to_string()).collect()))
             .collect()
