@@ -352,15 +352,18 @@ mod tests {
             json!({"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
                 "extenders": extenders})
         };
-        for (mut base, reason) in [
-            (json!({}), "expected KubeSchedulerConfiguration"),
-            (json!({"kind": "KubeSchedulerConfiguration", "apiVersion": "v1beta3"}), "\"v1beta3\""),
-            (config(json!("x")), "no list"),
-            (config(json!([{"urlPrefix": "http://x", "bindVerb": "bind"}])), "http://x"),
-        ] {
-            let wrong = merge(&mut base, &own).unwrap_err();
-            assert!(wrong.contains(reason), "{wrong}");
-        }
+        let wrong = [
+            json!({}),
+            json!({"kind": "KubeSchedulerConfiguration", "apiVersion": "v1beta3"}),
+            config(json!("x")),
+            config(json!([{"urlPrefix": "http://x", "bindVerb": "bind"}])),
+        ];
+        insta::assert_snapshot!(wrong.map(|mut base| merge(&mut base, &own).unwrap_err()).join("\n"), @r#"
+        this is no kind, expected KubeSchedulerConfiguration
+        apiVersion is "v1beta3", expected kubescheduler.config.k8s.io/v1
+        extenders is no list
+        the extender "http://x" has a bindVerb as well; kube-scheduler accepts one
+        "#);
     }
 
     #[test]

@@ -420,12 +420,13 @@ mod tests {
             assert!(!press(&mut top, code), "letters belong to the filter");
         }
         let text = picture(&mut top, (80, 20)).unwrap();
-        assert!(text.ends_with("node name contains: n4q_\n"), "{text}");
+        insta::assert_snapshot!(text.lines().last().unwrap(), @"node name contains: n4q_");
         press(&mut top, KeyCode::Backspace);
         press(&mut top, KeyCode::Enter);
         let text = picture(&mut top, (80, 30)).unwrap();
         let nodes = text.lines().filter(|line| line.trim_start().starts_with("n4")).count();
-        assert!(nodes == 10 && !text.contains("n50") && text.contains("escape removes /n4"), "{text}");
+        assert!(nodes == 10 && !text.contains("n50"), "{text}");
+        insta::assert_snapshot!(text.lines().last().unwrap(), @"q quit  arrows scroll  f only free  escape removes /n4  lines 1-15 of 15");
         // Escape removes the filter first, and then ends.
         assert!(!press(&mut top, KeyCode::Esc));
         assert!(picture(&mut top, (80, 20)).unwrap().contains("n00"));
@@ -445,11 +446,41 @@ mod tests {
     fn trouble_and_missing_nodes_are_stated() {
         let mut top = top(cluster(1, "train"), false);
         top.trouble = Some("GpuNodes cannot be watched: connection refused".to_owned());
-        assert!(picture(&mut top, (90, 9)).unwrap().contains("not current: GpuNodes cannot be watched"));
+        insta::assert_snapshot!(picture(&mut top, (90, 9)).unwrap(), @r"
+        gantry top  1 node, 8 GPUs: 8 free
+          n00  [0 ·]─[1 ·]═[2 ·]═[3 ·] │ [4 ·]─[5 ·]═[6 ·]═[7 ·]
+
+        1 node, 8 GPUs: 8 free
+        [0 a] held by a   [1?a] granted to a   [2+a] shared, part is free   [3 ·] free
+        [4~a] reserved for gang a   [5!a] a is deleted, its processes may still run   [6 x] unheal
+        ═ several NVLinks to the neighbour   ─ one   │ another NUMA node
+
+        not current: GpuNodes cannot be watched: connection refused
+        ");
         top.selection.node = Some("n77".to_owned());
         top.set(cluster(1, "train"));
-        assert!(picture(&mut top, (90, 9)).unwrap().contains("no node with GPUs is called n77"));
+        insta::assert_snapshot!(picture(&mut top, (90, 9)).unwrap(), @r"
+        gantry top  1 node, 8 GPUs: 8 free
+        no node with GPUs is called n77; did you mean n00?
+
+
+
+
+
+
+        not current: GpuNodes cannot be watched: connection refused
+        ");
         let mut empty = TopView::new(Selection { node: None, gang: None, free: false }, false);
-        assert!(picture(&mut empty, (90, 9)).unwrap().contains("are being listed"));
+        insta::assert_snapshot!(picture(&mut empty, (90, 9)).unwrap(), @r"
+        gantry top
+        GpuNodes and Gangs are being listed.
+
+
+
+
+
+
+        q quit  arrows scroll  f only free  / filter  lines 1-1 of 1
+        ");
     }
 }

@@ -51,6 +51,19 @@ fn explain(kubeconfig: &Path, words: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(text).unwrap())
 }
 
+/// A report in which ages are `N`, without blanks at the ends of lines.
+fn ageless(report: &str) -> String {
+    let words: Vec<&str> = report.split(' ').collect();
+    let is_unit = |word: &&str| ["s", "min", "h", "d"].contains(&word.trim_end_matches([',', '\n']));
+    let is_age = |at: usize| {
+        words[at].parse::<u64>().is_ok()
+            && words.get(at + 1).is_some_and(|next| is_unit(&next.split('\n').next().unwrap_or_default()))
+    };
+    let shown = words.iter().enumerate().map(|(at, word)| if is_age(at) { "N" } else { word });
+    let text = shown.collect::<Vec<_>>().join(" ");
+    text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+}
+
 /// An API server with two nodes, `a` and `b`.
 struct Stage {
     pods: Api<Pod>,
@@ -117,7 +130,7 @@ async fn pod_report_describes_nodes_and_grant() {
     assert_eq!(report["bound"]["devices"].as_array().unwrap().len(), 1);
     let (code, text) = stage.see(&["pod", "five"]).await;
     assert_eq!(code, Some(2));
-    assert!(text.contains("no pod five in namespace default"), "{text}");
+    insta::assert_snapshot!(text, @"gantry: no pod five in namespace default that requests nvidia.com/gpu or another managed resource; there are four, one, three");
 }
 
 /// The report names the Xids of unhealthy GPUs and what to do about them, of a pod that waits and of one that has such a GPU.
@@ -203,26 +216,43 @@ async fn gang_report_lists_trials_and_pods_that_must_end() {
 
     let (code, text) = stage.see(&["gang", "train"]).await;
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.starts_with("gang default/train: no status from the extender yet\n"), "{text}");
-    assert!(text.contains("size: 2 of 2 members exist"), "{text}");
-    assert!(text.contains("if planned now: Queued: InsufficientResources: "), "{text}");
-    assert!(text.contains("  tried for 2 members of 4 GPUs, of which 2 must fit:"), "{text}");
-    assert!(text.contains("1 of 2 that must fit, 2 if it were empty; 5 of 8 GPUs free, 8 asked"), "{text}");
-    assert!(text.contains("fits when default/three ended"), "{text}");
-    let (_, text) = stage.see(&["gang", "small"]).await;
-    assert!(text.contains("Pending") && text.contains("WaitingForMembers"), "{text}");
+    insta::assert_snapshot!(ageless(&text), @r"
+    gang default/train: no status from the extender yet
+    size: 2 of 2 members exist; source: annotation gantry.dev/gang-min of its pods
+    integration: Annotation; Gang object: train
+    waits: N s, priority 0
+    position in the queue: 1
+    if planned now: Queued: InsufficientResources: needs 8 GPUs as 2x4; 5 are free and only 1 member fits; 3 more GPUs must come free
+      tried for 2 members of 4 GPUs, of which 2 must fit:
+        node, best b of 2: 1 of 2 that must fit; 4 of 4 GPUs free, 8 asked
+        cluster, best cluster of 1: 1 of 2 that must fit, 2 if it were empty; 5 of 8 GPUs free, 8 asked
+          1 node(s): fewer than 4 GPUs free
+      fits when default/three ended
+    members:
+      rank 0  train-0  Pending
+      rank 1  train-1  Pending
+    ");
+    let (_, text) = stage.see(&["gang", "small", "-o", "json"]).await;
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let planned = &report["if_planned_now"];
+    assert_eq!((&planned["phase"], &planned["reason"]), (&json!("Pending"), &json!("WaitingForMembers")));
     let (_, text) = stage.see(&["queue"]).await;
-    assert!(text.contains("1  default/train  priority 0"), "{text}");
+    insta::assert_snapshot!(ageless(&text), @"  1  default/train  priority 0  waits N s  if planned now: Queued: InsufficientResources: needs 8 GPUs as 2x4; 5 are free and only 1 member fits; 3 more GPUs must come free");
     let (code, text) = stage.see(&["gang", "tarin"]).await;
     assert_eq!(code, Some(2));
-    assert!(text.contains("no gang tarin in namespace default; did you mean train?"), "{text}");
+    insta::assert_snapshot!(text, @"gantry: no gang tarin in namespace default; did you mean train?");
     let (_, text) = stage.see(&["gang", "other"]).await;
-    assert!(text.contains("; there are small, train"), "{text}");
+    insta::assert_snapshot!(text, @"gantry: no gang other in namespace default; there are small, train");
+    let mut texts = String::new();
     for words in [&["gang", "train", "-n", "ml"], &["pod", "three", "-n", "ml"]] {
         let (code, text) = stage.see(words).await;
         assert_eq!(code, Some(2));
-        assert!(text.contains("; there is one in namespace default: add -n default"), "{text}");
+        texts.push_str(&text);
     }
+    insta::assert_snapshot!(texts, @r"
+    gantry: no gang train in namespace ml; there is one in namespace default: add -n default
+    gantry: no pod three in namespace ml that requests nvidia.com/gpu or another managed resource; there is one in namespace default: add -n default
+    ");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -238,12 +268,31 @@ async fn waiting_gang_lists_gangs_ahead() {
         }
     }
     let (_, text) = stage.see(&["gang", "q2"]).await;
-    assert!(text.contains("\nposition in the queue: 3, behind default/urgent, default/q1\n"), "{text}");
-    let (_, text) = stage.see(&["gang", "urgent"]).await;
-    assert!(text.contains("\nposition in the queue: 1\n"), "{text}");
-    let (_, text) = stage.see(&["gang", "q1", "--json"]).await;
-    let report: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(report["ahead"], json!(["default/urgent"]));
+    insta::assert_snapshot!(ageless(&text), @r"
+    gang default/q2: no status from the extender yet
+    size: 2 of 2 members exist; source: annotation gantry.dev/gang-min of its pods
+    integration: Annotation; Gang object: q2
+    waits: N s, priority 0
+    position in the queue: 3, behind default/urgent, default/q1
+    if planned now: Queued: InsufficientResources: needs 8 GPUs as 2x4; 5 are free and only 1 member fits; 3 more GPUs must come free
+      tried for 2 members of 4 GPUs, of which 2 must fit:
+        node, best b of 2: 1 of 2 that must fit; 4 of 4 GPUs free, 8 asked
+        cluster, best cluster of 1: 1 of 2 that must fit, 2 if it were empty; 5 of 8 GPUs free, 8 asked
+          1 node(s): fewer than 4 GPUs free
+      fits when default/three ended
+    members:
+      rank 0  q2-0  Pending
+      rank 1  q2-1  Pending
+    ");
+    for (words, position, ahead) in [
+        (&["gang", "urgent", "--json"], 1, json!([])),
+        (&["gang", "q1", "--json"], 2, json!(["default/urgent"])),
+        (&["gang", "q2", "--json"], 3, json!(["default/urgent", "default/q1"])),
+    ] {
+        let (_, text) = stage.see(words).await;
+        let report: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&report["position"], &report["ahead"]), (&json!(position), &ahead), "{words:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -253,7 +302,7 @@ async fn surplus_members_do_not_change_the_minimum() {
         create(&stage.pods, member(&format!("train-{rank}"), 1, None, "train", 2)).await;
     }
     let (_, text) = stage.see(&["gang", "train"]).await;
-    assert!(text.contains("\nsize: 3 members exist, minimum 2; source: "), "{text}");
+    insta::assert_snapshot!(text.lines().nth(1).unwrap(), @"size: 3 members exist, minimum 2; source: annotation gantry.dev/gang-min of its pods");
 }
 
 /// What became of a gang whose members do not come to their places.
@@ -345,12 +394,21 @@ async fn reserved_gang_is_not_in_the_queue() {
       rank 0  train-0  Pending
       rank 1  train-1  Pending
     ");
-    let (_, text) = stage.see(&["gang", "small"]).await;
-    assert!(text.starts_with("gang default/small: Reserved, node a\n"), "{text}");
+    let (_, text) = stage.see(&["gang", "small", "-o", "json"]).await;
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let status = &report["status"];
+    assert_eq!((&status["phase"], &status["domain"]), (&json!("Reserved"), &json!("node a")));
     let (_, text) = stage.see(&["queue"]).await;
     assert_eq!(text, "no gang waits for GPUs\n");
     let (_, text) = stage.see(&["pod", "small-0"]).await;
-    assert!(text.contains("reservations not shown here are held for gang(s) default/train\n"), "{text}");
+    insta::assert_snapshot!(ageless(&text), @r"
+    pod default/small-0 requests 1 nvidia.com/gpu
+    member of gang default/small: Reserved:
+    reservations not shown here are held for gang(s) default/train
+    does not fit now on 2 of 2 nodes:
+      a: 0 of 4 GPUs free, 1 asked; fits when default/low-a ends
+      b: 0 of 4 GPUs free, 1 asked; fits when default/low-b ends
+    ");
 }
 
 /// The training is slow because one member is: the Gang object says which, also while no extender runs.
@@ -421,12 +479,39 @@ async fn held_reservations_are_named_to_blocked_pods() {
       a: 2 of 4 GPUs free, 4 asked, 2 idle and reserved; has 1 reservation of gang default/mpi
     ");
     let (_, text) = stage.see(&["gang", "high"]).await;
-    assert!(text.contains("\n  1 reservation of gang default/mpi\n"), "{text}");
+    insta::assert_snapshot!(ageless(&text), @r"
+    gang default/high: no status from the extender yet
+    size: 2 of 2 members exist; source: annotation gantry.dev/gang-min of its pods
+    integration: Annotation; Gang object: high
+    waits: N s, priority 0
+    position in the queue: 1
+    if planned now: Queued: InsufficientResources: needs 8 GPUs as 2x4; 4 are free, 2 idle and reserved and no member fits; 4 more GPUs must come free
+      tried for 2 members of 4 GPUs, of which 2 must fit:
+        node, best a of 2: 0 of 2 that must fit, 1 if it were empty; 2 of 4 GPUs free, 2 idle and reserved, 8 asked
+          1 node(s): fewer than 4 GPUs free
+        cluster, best cluster of 1: 0 of 2 that must fit, 2 if it were empty; 4 of 8 GPUs free, 2 idle and reserved, 8 asked
+          2 node(s): fewer than 4 GPUs free
+      1 reservation of gang default/mpi
+    members:
+      rank 0  high-0  Pending
+      rank 1  high-1  Pending
+    ");
     let (_, text) = stage.see(&["pod", "plain", "--json"]).await;
     let report: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(report["nodes"][1]["reserved_for_gangs"], json!([{"gang": "default/mpi", "reservations": 1}]));
+    // Its own reservations are no news.
     let (_, text) = stage.see(&["gang", "mpi"]).await;
-    assert!(!text.contains("reservation of gang"), "its own are no news: {text}");
+    insta::assert_snapshot!(ageless(&text), @r"
+    gang default/mpi: Degraded
+    the extender reports:
+    size: 1 of 2 members exist; source: annotation gantry.dev/gang-min of its pods
+    integration: Annotation; Gang object: mpi
+    bound: N h ago
+    waits: N h, priority 0
+    members:
+      rank 0  mpi-0  Bound  b GPU 0,1
+    1 reservations are held for future members
+    ");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -440,8 +525,24 @@ async fn decided_gang_lists_pods_that_must_end_for_one_more() {
     create(pods, member("el-1", 4, None, "el", 1)).await;
 
     let (_, text) = stage.see(&["gang", "el"]).await;
-    assert!(text.contains("  tried for 1 member of 4 GPUs, of which 0 must fit:"), "{text}");
-    assert!(text.contains("  fits when default/plain ended\n"), "{text}");
+    insta::assert_snapshot!(ageless(&text), @r"
+    gang default/el: Bound
+    the extender reports:
+    size: 2 members exist, minimum 1; source: annotation gantry.dev/gang-min of its pods
+    integration: Annotation; Gang object: el
+    bound: N h ago
+    waits: N h, priority 0
+    if planned now: members without a reservation would still have none
+      tried for 1 member of 4 GPUs, of which 0 must fit:
+        node, best a of 1: 0 of 1 fit, 1 if it were empty; 0 of 4 GPUs free, 4 asked
+          1 node(s): fewer than 4 GPUs free
+        cluster, best cluster of 1: 0 of 1 fit, 1 if it were empty; 0 of 8 GPUs free, 4 asked
+          2 node(s): fewer than 4 GPUs free
+      fits when default/plain ended
+    members:
+      rank 0  el-0  Bound  a GPU 0,1,2,3
+      rank 1  el-1  Pending
+    ");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -463,10 +564,13 @@ async fn gang_status_without_extender_options() {
     let room = json!({"reason": "InsufficientResources", "message": "needs 2 GPUs as 2x1 within one rack"});
     stage.says("leveled", "Queued", room).await;
 
-    let (_, text) = stage.see(&["gang", "gated"]).await;
-    assert!(text.contains("if planned now: Pending: MembersGated: "), "{text}");
-    let (_, text) = stage.see(&["gang", "gated", "--gates"]).await;
-    assert!(text.contains("if planned now: Reserved"), "{text}");
+    let (_, text) = stage.see(&["gang", "gated", "-o", "json"]).await;
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let planned = &report["if_planned_now"];
+    assert_eq!((&planned["phase"], &planned["reason"]), (&json!("Pending"), &json!("MembersGated")));
+    let (_, text) = stage.see(&["gang", "gated", "--gates", "-o", "json"]).await;
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["if_planned_now"]["phase"], "Reserved");
     let (_, text) = stage.see(&["gang", "leveled"]).await;
     insta::assert_snapshot!(text, @r#"
     gang default/leveled: Queued
@@ -497,14 +601,14 @@ async fn unreadable_cluster_fails_at_once() {
     std::fs::write(&file, config.to_string()).unwrap();
     let (code, text) = stage.see(&["queue"]).await;
     assert_eq!(code, Some(1));
-    assert!(text.starts_with("gantry: the API server cannot be reached: "), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
+    insta::assert_snapshot!(text.splitn(3, ": ").take(2).collect::<Vec<_>>().join(": "), @"gantry: the API server cannot be reached");
     std::fs::remove_file(&file).unwrap();
     let (code, text) = stage.see(&["queue"]).await;
     assert_eq!(code, Some(2));
-    assert!(text.starts_with("gantry: there is no kubeconfig "), "{text}");
+    insta::assert_snapshot!(text.replace(file.to_str().unwrap(), "FILE"), @"gantry: there is no kubeconfig FILE");
     std::fs::create_dir(&file).unwrap();
     let (code, text) = stage.see(&["queue"]).await;
     assert_eq!(code, Some(2));
-    assert!(text.contains(" is a folder; name the kubeconfig"), "{text}");
+    insta::assert_snapshot!(text.replace(file.to_str().unwrap(), "FILE"), @"gantry: FILE is a folder; name the kubeconfig file in it");
 }

@@ -310,49 +310,52 @@ mod tests {
 
     #[test]
     fn problem_names_line_key_value_and_nearest() {
-        for (rule, expected) in [
-            (
-                "{name: a, match: {xids: [79]}, action: cordn}",
-                "rules.yaml: line 3: rules[0].action: \"cordn\" is not allowed; allowed: event, cordon, drain, reset, taint, condition, reboot; did you mean \"cordon\"?",
-            ),
-            ("{name: a, match: {xids: [0]}, action: event}", "allowed are whole numbers from 1 to 9999"),
-            ("{name: a, match: {causes: [losst]}, action: event}", "did you mean \"lost\"?"),
-            ("{name: a, match: {}, action: event}", "matches nothing; write xids, causes or both"),
-            (
-                "{name: a, match: {xids: []}, action: event}",
-                "is an empty list, and must be a list with at least one item",
-            ),
-            ("{name: a b, match: {xids: [79]}, action: event}", "\"a b\" is no name of a rule"),
-            ("{name: a, match: {xids: [79]}, rate: {count: 99, window: 1h}, action: event}", "from 1 to 16"),
-            (
-                "{name: a, match: {xids: [79]}, rate: {count: 2, window: 1y}, action: event}",
-                "from 1s to 720h",
-            ),
-            ("{name: a, match: {xids: [79]}, rate: {count: 2}, action: event}", "window is missing"),
-            ("{name: a, match: {xids: [79]}, action: event, dryrun: true}", "did you mean \"dryRun\"?"),
-            ("{name: a, match: {xids: [79]}, action: event, dryRun: 1}", "is 1, allowed is true or false"),
-            ("{name: a, action: event}", "match is missing"),
-        ] {
-            let text = problem(rule);
-            assert!(text.contains(expected), "{rule}: {text}");
-        }
+        let rules = [
+            "{name: a, match: {xids: [79]}, action: cordn}",
+            "{name: a, match: {xids: [0]}, action: event}",
+            "{name: a, match: {causes: [losst]}, action: event}",
+            "{name: a, match: {}, action: event}",
+            "{name: a, match: {xids: []}, action: event}",
+            "{name: a b, match: {xids: [79]}, action: event}",
+            "{name: a, match: {xids: [79]}, rate: {count: 99, window: 1h}, action: event}",
+            "{name: a, match: {xids: [79]}, rate: {count: 2, window: 1y}, action: event}",
+            "{name: a, match: {xids: [79]}, rate: {count: 2}, action: event}",
+            "{name: a, match: {xids: [79]}, action: event, dryrun: true}",
+            "{name: a, match: {xids: [79]}, action: event, dryRun: 1}",
+            "{name: a, action: event}",
+        ];
+        insta::assert_snapshot!(rules.map(problem).join("\n"), @r#"
+        rules.yaml: line 3: rules[0].action: "cordn" is not allowed; allowed: event, cordon, drain, reset, taint, condition, reboot; did you mean "cordon"?
+        rules.yaml: line 3: rules[0].match.xids[0]: is 0, allowed are whole numbers from 1 to 9999
+        rules.yaml: line 3: rules[0].match.causes[0]: "losst" is not allowed; allowed: xid-fatal, xid-resettable, xid-link, xid-mig-instance, xid-application, ecc-uncorrected, memory-repair-pending, memory-repair-failed, nvlinks-down, fabric, compute-mode, query-failed, lost, recovery-action, nvml, driver, throttled-thermal, throttled-power-brake, throttled-hardware; did you mean "lost"?
+        rules.yaml: line 3: rules[0].match: matches nothing; write xids, causes or both
+        rules.yaml: line 3: rules[0].match.xids: is an empty list, and must be a list with at least one item
+        rules.yaml: line 3: rules[0].name: "a b" is no name of a rule: at most 63 letters, digits, -, _ and ., with a letter or digit at both ends
+        rules.yaml: line 3: rules[0].rate.count: is 99, allowed are whole numbers from 1 to 16
+        rules.yaml: line 3: rules[0].rate.window: is "1y", allowed are durations from 1s to 720h, such as 24h
+        rules.yaml: line 3: rules[0].rate: window is missing
+        rules.yaml: line 3: rules[0].dryrun: there is no such key; allowed: name, match, rate, action, dryRun; did you mean "dryRun"?
+        rules.yaml: line 3: rules[0].dryRun: is 1, allowed is true or false
+        rules.yaml: line 3: rules[0]: match is missing
+        "#);
         let twice = problem(
             "{name: a, match: {xids: [79]}, action: event}\n- {name: a, match: {xids: [48]}, action: event}",
         );
-        assert!(twice.contains("has the name \"a\" of an earlier rule"), "{twice}");
-        for (text, expected) in [
-            ("version: v2\nrules: [{name: a, match: {xids: [79]}, action: event}]", "write v1"),
-            ("version: v1\nrules: []", "an empty list"),
-            (
-                "version: v1\nlimits: {gpus: 101%}\nrules: [{name: a, match: {xids: [1]}, action: event}]",
-                "from 0% to 100%",
-            ),
-            ("[]", "must be a map"),
-            ("version: v1\nrules: 3\n---\nversion: v1", "another YAML document"),
-        ] {
-            let error = read(text).unwrap_err();
-            assert!(error.contains(expected), "{text}: {error}");
-        }
+        insta::assert_snapshot!(twice, @r#"rules.yaml: line 4: rules[1]: has the name "a" of an earlier rule"#);
+        let files = [
+            "version: v2\nrules: [{name: a, match: {xids: [79]}, action: event}]",
+            "version: v1\nrules: []",
+            "version: v1\nlimits: {gpus: 101%}\nrules: [{name: a, match: {xids: [1]}, action: event}]",
+            "[]",
+            "version: v1\nrules: 3\n---\nversion: v1",
+        ];
+        insta::assert_snapshot!(files.map(|text| read(text).unwrap_err()).join("\n"), @r#"
+        rules.yaml: line 1: version: "v2" is not a version that is read; write v1
+        rules.yaml: line 2: rules: is an empty list, and must be a list with at least one item
+        rules.yaml: line 2: limits.gpus: is "101%", allowed is a whole number, or a share from 0% to 100%
+        rules.yaml: line 1: is an empty list, and must be a map with version, dryRun, limits, rules
+        rules.yaml: 2 problems: line 2: rules: is 3, and must be a list with at least one item; line 4: another YAML document begins here; the file is one document
+        "#);
     }
 
     #[test]

@@ -103,11 +103,12 @@ async fn becomes(configs: &mut watch::Receiver<Arc<Config>>, wanted: MigStrategy
     tokio::time::timeout(SOON, found).await.unwrap().unwrap();
 }
 
-async fn reported(reports: &mut watch::Receiver<Report>, part: &str) {
-    let found = reports.wait_for(|report| report.problem.as_ref().is_some_and(|text| text.contains(part)));
-    if tokio::time::timeout(SOON, found).await.is_err() {
-        panic!("no report of {part:?}, but {:?}", reports.borrow());
-    }
+/// The problem for which a configuration is refused for the time `failures`.
+async fn problem(reports: &mut watch::Receiver<Report>, failures: u64) -> Arc<str> {
+    let found = reports.wait_for(|report| report.failures == failures && report.problem.is_some());
+    let found = tokio::time::timeout(SOON, found).await.ok();
+    let problem = found.map(|report| report.unwrap().problem.clone().unwrap());
+    problem.unwrap_or_else(|| panic!("no failure {failures}, but {:?}", reports.borrow()))
 }
 
 #[tokio::test]
@@ -129,11 +130,11 @@ async fn config_map_label_and_content_are_followed() {
     becomes(&mut configs, MigStrategy::Single).await;
 
     scene.write("h100", "singel").await;
-    reported(&mut reports, "ConfigMap default/configs, h100: line 1: flags.migStrategy: \"singel\"").await;
+    insta::assert_snapshot!(problem(&mut reports, 1).await, @r#"ConfigMap default/configs, h100: line 1: flags.migStrategy: "singel" is not allowed; allowed: none, single, mixed; did you mean "single"?"#);
     scene.label(Some("h10")).await;
-    reported(&mut reports, "did you mean \"h100\"?").await;
+    insta::assert_snapshot!(problem(&mut reports, 2).await, @r#"ConfigMap default/configs: the node's label names the configuration "h10", which is not there; there are: a100, default, h100; did you mean "h100"? (label nvidia.com/device-plugin.config)"#);
     scene.maps().delete("configs", &DeleteParams::default()).await.unwrap();
-    reported(&mut reports, "there is no such ConfigMap").await;
+    insta::assert_snapshot!(problem(&mut reports, 3).await, @"ConfigMap default/configs: there is no such ConfigMap");
     assert_eq!(configs.borrow().mig_strategy, MigStrategy::Single, "the last good one stays");
 
     scene.map(json!({"h10": "flags: {migStrategy: mixed}"})).await;
@@ -146,9 +147,9 @@ async fn wrong_config_at_start_waits_for_a_good_one() {
     let scene = Scene::new().await;
     let (followed, mut reports) =
         scene.follow(Configs::ConfigMap { namespace: "default".into(), name: "configs".into() });
-    reported(&mut reports, "there is no such ConfigMap").await;
+    insta::assert_snapshot!(problem(&mut reports, 1).await, @"ConfigMap default/configs: there is no such ConfigMap");
     scene.map(json!({"default": "flags: {migStrategy: 1}"})).await;
-    reported(&mut reports, "flags.migStrategy").await;
+    insta::assert_snapshot!(problem(&mut reports, 2).await, @"ConfigMap default/configs, default: line 1: flags.migStrategy: integer 1 is no text; allowed: none, single, mixed");
     scene.write("default", "mixed").await;
     becomes(&mut followed.configs().await, MigStrategy::Mixed).await;
 }
@@ -191,8 +192,8 @@ async fn unreadable_file_affects_only_nodes_that_choose_it() {
     assert_eq!(reports.borrow().problem, None);
 
     scene.label(Some("logo.png")).await;
-    let problem = format!("{}: cannot be read: it is not UTF-8", logo.display());
-    reported(&mut reports, &problem).await;
+    let reported = problem(&mut reports, 1).await;
+    insta::assert_snapshot!(reported.replace(folder.path().to_str().unwrap(), ""), @"/logo.png: cannot be read: it is not UTF-8");
     std::fs::write(&logo, "flags: {migStrategy: mixed}").unwrap();
     becomes(&mut configs, MigStrategy::Mixed).await;
 }

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use gantry_config::{
-    Config, DeviceIdStrategy, DeviceRef, LoadedConfig, MigStrategy, Problems, ReplicatedDevices, Selector,
-    SharedDevices, Strategy, Strictness, load,
+    Config, DeviceIdStrategy, DeviceRef, Fault, LoadedConfig, MigStrategy, Problem, Problems,
+    ReplicatedDevices, Selector, SharedDevices, Strategy, Strictness, load,
 };
 
 fn read(text: &str) -> Config {
@@ -177,18 +177,26 @@ fn misplaced_key_names_its_right_place() {
         ),
         ("flags: {pattern: x}", "flags.pattern", "resources.gpus[].pattern or resources.mig[].pattern"),
     ] {
-        let reported = wrong(text).to_string();
-        assert!(reported.contains(&format!("{at}: there is no such key; ")), "{reported}");
-        assert!(reported.ends_with(&format!("; it belongs at {belongs}")), "{reported}");
+        assert_eq!(unknown_key(&wrong(text).list), (at, belongs.split(" or ").collect(), None), "{text}");
         if let Ok(lenient) = load("x", text, &[], Strictness::Lenient) {
-            let warned = lenient.warnings[0].to_string();
-            assert!(warned.ends_with(&format!("it belongs at {belongs}")), "{warned}");
+            assert_eq!(unknown_key(&lenient.warnings).1, belongs.split(" or ").collect::<Vec<_>>(), "{text}");
         }
     }
+    insta::assert_snapshot!(wrong("flags: {pattern: x}"), @"config.yaml: line 1: flags.pattern: there is no such key; allowed: deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, gfd, migStrategy, mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin, useNodeFeatureAPI; it belongs at resources.gpus[].pattern or resources.mig[].pattern");
     // Nothing is sent where it would be refused, and a slip is sent to its neighbour.
-    assert!(!wrong("mps: {}").to_string().contains("belongs"));
-    let slip = wrong("flags: {migStratgy: mixed}").to_string();
-    assert!(slip.ends_with("did you mean \"migStrategy\"?"), "{slip}");
+    assert_eq!(unknown_key(&wrong("mps: {}").list), ("mps", Vec::new(), None));
+    let slip = wrong("flags: {migStratgy: mixed}").list;
+    assert_eq!(unknown_key(&slip), ("flags.migStratgy", Vec::new(), Some("migStrategy")));
+}
+
+/// The place of the first problem, an unknown key, with the places where it belongs and the nearest key.
+fn unknown_key(problems: &[Problem]) -> (&str, Vec<&str>, Option<&str>) {
+    match &problems[0].fault {
+        Fault::UnknownKey { belongs, nearest, .. } => {
+            (&problems[0].at, belongs.iter().map(String::as_str).collect(), nearest.as_deref())
+        }
+        other => panic!("{other}"),
+    }
 }
 
 #[test]
@@ -201,7 +209,7 @@ fn node_feature_api_is_read_under_flags_and_gfd() {
         "config.yaml: line 3: flags.gfd.useNodeFeatureAPI: string \"maybe\" is not allowed; write true or false"
     );
     let both = "flags: {useNodeFeatureAPI: true, gfd: {useNodeFeatureAPI: false}}";
-    assert!(wrong(both).to_string().contains("flags.gfd.useNodeFeatureAPI"));
+    assert_eq!(wrong(both).list[0].at, "flags.gfd.useNodeFeatureAPI");
 }
 
 #[test]
@@ -217,24 +225,29 @@ fn mig_profile_as_resource_name_suggests_the_resource() {
         "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: \"NAME\", replicas: 2}]}}"
             .replace("NAME", name)
     };
-    for (name, meant) in [
-        ("1g.10gb+me", "mig-1g.10gb.me"),
-        ("mig-1g.10gb+me", "mig-1g.10gb.me"),
-        ("nvidia.com/mig-1g.24gb+gfx", "mig-1g.24gb.gfx"),
-        ("MIG 1g.5gb", "mig-1g.5gb"),
-        ("MIG-1c.2g.20gb", "mig-1c.2g.20gb"),
-        ("1g.24gb+me.all", "mig-1g.24gb.me.all"),
-    ] {
-        let reported = wrong(&text(name)).to_string();
-        let meant = format!("; did you mean \"nvidia.com/{meant}\"?");
-        assert!(reported.ends_with(&meant), "{reported}");
-    }
-    for (name, meant) in [("1g.10gb", "mig-1g.10gb"), ("1g.24gb-me", "mig-1g.24gb-me")] {
-        let warnings = read_with(&text(name), Strictness::Strict).warnings;
-        let reported = warnings[0].to_string();
-        assert!(reported.ends_with(&format!("; did you mean \"nvidia.com/{meant}\"?")), "{reported}");
-    }
-    assert!(!wrong(&text("GPU 1")).to_string().contains("did you mean"));
+    let names = [
+        "1g.10gb+me",
+        "mig-1g.10gb+me",
+        "nvidia.com/mig-1g.24gb+gfx",
+        "MIG 1g.5gb",
+        "MIG-1c.2g.20gb",
+        "1g.24gb+me.all",
+        "GPU 1",
+    ];
+    insta::assert_snapshot!(names.map(|name| wrong(&text(name)).list[0].fault.to_string()).join("\n"), @r#"
+    "1g.10gb+me" is no resource name; after nvidia.com/ lower-case letters, digits, - and . are allowed, with a letter or digit at both ends of every part; did you mean "nvidia.com/mig-1g.10gb.me"?
+    "mig-1g.10gb+me" is no resource name; after nvidia.com/ lower-case letters, digits, - and . are allowed, with a letter or digit at both ends of every part; did you mean "nvidia.com/mig-1g.10gb.me"?
+    "nvidia.com/mig-1g.24gb+gfx" is no resource name; after nvidia.com/ lower-case letters, digits, - and . are allowed, with a letter or digit at both ends of every part; did you mean "nvidia.com/mig-1g.24gb.gfx"?
+    "MIG 1g.5gb" is no resource name; after nvidia.com/ lower-case letters, digits, - and . are allowed, with a letter or digit at both ends of every part; did you mean "nvidia.com/mig-1g.5gb"?
+    "MIG-1c.2g.20gb" is no resource name; after nvidia.com/ lower-case letters, digits, - and . are allowed, with a letter or digit at both ends of every part; did you mean "nvidia.com/mig-1c.2g.20gb"?
+    "1g.24gb+me.all" is no resource name; after nvidia.com/ lower-case letters, digits, - and . are allowed, with a letter or digit at both ends of every part; did you mean "nvidia.com/mig-1g.24gb.me.all"?
+    "GPU 1" is no resource name; after nvidia.com/ lower-case letters, digits, - and . are allowed, with a letter or digit at both ends of every part
+    "#);
+    let warning = |name| read_with(&text(name), Strictness::Strict).warnings[0].fault.to_string();
+    insta::assert_snapshot!(["1g.10gb", "1g.24gb-me"].map(warning).join("\n"), @r#"
+    no device is called nvidia.com/1g.10gb before it is shared, so that this entry has no effect; allowed: nvidia.com/gpu, nvidia.com/mig-<profile>; did you mean "nvidia.com/mig-1g.10gb"?
+    no device is called nvidia.com/1g.24gb-me before it is shared, so that this entry has no effect; allowed: nvidia.com/gpu, nvidia.com/mig-<profile>; did you mean "nvidia.com/mig-1g.24gb-me"?
+    "#);
 }
 
 #[test]
@@ -265,7 +278,7 @@ fn lenient_warns_of_unknown_keys_and_ignores_case() {
     let loaded = read_with(text, Strictness::Lenient);
     assert_eq!(loaded.config.mig_strategy, MigStrategy::Single);
     assert_eq!(loaded.warnings.len(), 1);
-    assert!(loaded.warnings[0].to_string().contains("flags.colour"), "{:?}", loaded.warnings);
+    assert_eq!(loaded.warnings[0].at, "flags.colour");
     // A value that cannot be is a mistake all the same.
     assert!(load("x", "flags: {migStrategy: some}", &[], Strictness::Lenient).is_err());
 }
@@ -277,9 +290,9 @@ fn time_slicing_keys_are_case_sensitive_when_lenient() {
     let slicing = loaded.config.time_slicing.unwrap();
     assert!(!slicing.rename_by_default && !slicing.fail_requests_greater_than_one);
     assert_eq!(slicing.resources[0].rename, None);
-    let reported: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+    let reported: Vec<&str> = loaded.warnings.iter().map(|warning| warning.at.as_str()).collect();
     assert_eq!(reported.len(), 3, "{reported:?}");
-    assert!(reported[1].contains("renamebydefault: "), "{reported:?}");
+    assert!(reported[1].ends_with(".renamebydefault"), "{reported:?}");
     let nameless = "sharing: {timeSlicing: {resources: [{Name: gpu, replicas: 2}]}}";
     assert!(load("x", nameless, &[], Strictness::Lenient).is_err());
 }
@@ -299,8 +312,12 @@ fn second_document_with_content_is_reported() {
     let loaded = read_with(&two, Strictness::Lenient);
     assert_eq!(loaded.config, mixed);
     assert_eq!(loaded.warnings.iter().map(ToString::to_string).collect::<Vec<_>>(), [reported]);
-    let both = wrong(&two.replace("mixed", "mixd")).to_string();
-    assert!(both.contains("mixd") && both.contains(reported), "{both}");
+    insta::assert_snapshot!(wrong(&two.replace("mixed", "mixd")), @r#"config.yaml: 2 problems: line 2: flags.migStrategy: "mixd" is not allowed; allowed: none, single, mixed; did you mean "mixed"?; line 5: another YAML document begins here (after --- or ...), and only the first one counts; a config file is one document"#);
+}
+
+/// Whether a warning is of an entry that shares a name that no device has.
+fn is_of_unknown_name(warning: &Problem) -> bool {
+    warning.at.ends_with("].name")
 }
 
 #[test]
@@ -316,7 +333,7 @@ sharing: {timeSlicing: {resources: [{name: small, replicas: 2}]}}";
     let warnings = |strategy: &str| {
         let text = format!("{named}\nflags: {{migStrategy: {strategy}}}");
         let reported = read_with(&text, Strictness::Strict).warnings;
-        reported.iter().filter(|reported| reported.to_string().contains("has no effect")).count()
+        reported.iter().filter(|reported| is_of_unknown_name(reported)).count()
     };
     assert_eq!(["none", "single", "mixed"].map(warnings), [1, 0, 0]);
     let single = format!("{text}\nflags: {{migStrategy: single}}");
@@ -332,8 +349,8 @@ resources: {{gpus: [{{pattern: \"*A100*\", name: a100}}], mig: [{{pattern: 1g.5g
 sharing: {{timeSlicing: {{resources: [{{name: {name}, replicas: 2}}]}}}}"
         );
         let reported = read_with(&text, Strictness::Strict).warnings;
-        let reported = reported.iter().map(ToString::to_string);
-        reported.filter(|reported| reported.contains("no effect")).collect::<Vec<_>>()
+        let reported = reported.iter().filter(|reported| is_of_unknown_name(reported));
+        reported.map(ToString::to_string).collect::<Vec<_>>()
     };
     for (name, nearest) in [
         ("gpus", "; did you mean \"nvidia.com/gpu\"?"),
@@ -363,8 +380,8 @@ resources: {{gpus: [{{pattern: \"{pattern}\", name: {name}}}]}}
 sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: 2}}]}}}}"
         );
         let reported = read_with(&text, Strictness::Strict).warnings;
-        let reported = reported.iter().map(ToString::to_string);
-        reported.filter(|reported| reported.contains("no effect")).collect::<Vec<_>>()
+        let reported = reported.iter().filter(|reported| is_of_unknown_name(reported));
+        reported.map(ToString::to_string).collect::<Vec<_>>()
     };
     assert_eq!(
         warnings("none", "*", "a100"),
@@ -419,10 +436,8 @@ sharing:
 fn mig_profile_spellings_are_one_pattern() {
     let twice =
         "resources: {mig: [{pattern: 1g.5gb+me, name: small}, {pattern: MIG 1g.5gb.me, name: other}]}";
-    let reported = wrong(twice).to_string();
-    assert!(reported.contains("resources.mig[1].pattern: \"MIG 1g.5gb.me\" never counts"), "{reported}");
-    let empty = wrong("resources: {mig: [{pattern: \"MIG \", name: small}]}").to_string();
-    assert!(empty.contains("an empty pattern matches nothing"), "{empty}");
+    insta::assert_snapshot!(wrong(twice), @r#"config.yaml: line 1: resources.mig[1].pattern: "MIG 1g.5gb.me" never counts: resources.mig[0] matches all of it first"#);
+    insta::assert_snapshot!(wrong("resources: {mig: [{pattern: \"MIG \", name: small}]}"), @"config.yaml: line 1: resources.mig[0].pattern: an empty pattern matches nothing; * matches everything");
 }
 
 #[test]
@@ -442,16 +457,33 @@ fn annotation_prefix_and_host_paths_are_checked() {
     for good in ["cdi.k8s.io/", "example.com/a.b_", "\"\""] {
         read(&format!("flags: {{plugin: {{cdiAnnotationPrefix: {good}}}}}"));
     }
-    for bad in ["Bad Prefix!!", "cdi.k8s.io", "/", "a/b/", "cdi..io/", "cdi.k8s.io/-", "cdi.k8s.io/toolong"] {
-        let text = wrong(&format!("flags: {{plugin: {{cdiAnnotationPrefix: \"{bad}\"}}}}")).to_string();
-        assert!(text.contains("begins no annotation"), "{bad}: {text}");
-    }
-    for key in ["nvidiaDriverRoot: ", "nvidiaDevRoot: ", "plugin: {nvidiaCTKPath: "] {
+    let refused = |key: &str, value: &str| {
+        let end = "}".repeat(key.matches('{').count());
+        wrong(&format!("flags: {{{key}{value:?}{end}}}")).to_string()
+    };
+    let bad = ["Bad Prefix!!", "cdi.k8s.io", "/", "a/b/", "cdi..io/", "cdi.k8s.io/-", "cdi.k8s.io/toolong"];
+    insta::assert_snapshot!(
+        bad.map(|bad| refused("plugin: {cdiAnnotationPrefix: ", bad)).join("\n"),
+        @r#"
+    config.yaml: line 1: flags.plugin.cdiAnnotationPrefix: "Bad Prefix!!" begins no annotation; write a domain and a slash, such as cdi.k8s.io/
+    config.yaml: line 1: flags.plugin.cdiAnnotationPrefix: "cdi.k8s.io" begins no annotation; write a domain and a slash, such as cdi.k8s.io/
+    config.yaml: line 1: flags.plugin.cdiAnnotationPrefix: "/" begins no annotation; write a domain and a slash, such as cdi.k8s.io/
+    config.yaml: line 1: flags.plugin.cdiAnnotationPrefix: "a/b/" begins no annotation; write a domain and a slash, such as cdi.k8s.io/
+    config.yaml: line 1: flags.plugin.cdiAnnotationPrefix: "cdi..io/" begins no annotation; write a domain and a slash, such as cdi.k8s.io/
+    config.yaml: line 1: flags.plugin.cdiAnnotationPrefix: "cdi.k8s.io/-" begins no annotation; write a domain and a slash, such as cdi.k8s.io/
+    config.yaml: line 1: flags.plugin.cdiAnnotationPrefix: "cdi.k8s.io/toolong" begins no annotation; write a domain and a slash, such as cdi.k8s.io/
+    "#
+    );
+    let keys = ["nvidiaDriverRoot: ", "nvidiaDevRoot: ", "plugin: {nvidiaCTKPath: "];
+    for key in keys {
         let close = if key.contains('{') { "}" } else { "" };
         read(&format!("flags: {{{key}/x{close}}}"));
-        let text = wrong(&format!("flags: {{{key}relative/path{close}}}")).to_string();
-        assert!(text.contains("\"relative/path\" is not an absolute path of the host"), "{text}");
     }
+    insta::assert_snapshot!(keys.map(|key| refused(key, "relative/path")).join("\n"), @r#"
+    config.yaml: line 1: flags.nvidiaDriverRoot: "relative/path" is not an absolute path of the host, which runtimes require: begin it with /
+    config.yaml: line 1: flags.nvidiaDevRoot: "relative/path" is not an absolute path of the host, which runtimes require: begin it with /
+    config.yaml: line 1: flags.plugin.nvidiaCTKPath: "relative/path" is not an absolute path of the host, which runtimes require: begin it with /
+    "#);
 }
 
 #[test]
@@ -567,7 +599,7 @@ fn warnings_on_thousands_of_names_are_bounded() {
     let loaded =
         read_with(&format!("{text}  - {{pattern: \"*\", name: nvidia.com/gpu}}\n"), Strictness::Strict);
     assert_eq!(loaded.warnings.len(), 33);
-    assert!(loaded.warnings[0].to_string().contains("no device is called nvidia.com/other-0 "));
+    insta::assert_snapshot!(loaded.warnings[0], @"line 4: sharing.timeSlicing.resources[0].name: no device is called nvidia.com/other-0 before it is shared, so that this entry has no effect; allowed: nvidia.com/gpu, nvidia.com/mig-<profile>");
     let all = read_with(&format!("{text}{patterns}"), Strictness::Strict);
     assert_eq!((all.warnings.len(), all.config.gpu_patterns.len()), (33, 3_000));
     // One name that nothing has, among thousands that there are.
@@ -575,7 +607,7 @@ fn warnings_on_thousands_of_names_are_bounded() {
         "sharing: {{timeSlicing: {{resources: [{{name: model-2999x, replicas: 2}}]}}}}\nresources:\n  mig:\n{patterns}"
     );
     let warnings = read_with(&one, Strictness::Strict).warnings;
-    assert!(warnings[0].to_string().contains(" and 2969 more"), "{}", warnings[0]);
+    insta::assert_snapshot!(warnings[0], @r#"line 1: sharing.timeSlicing.resources[0].name: no device is called nvidia.com/model-2999x before it is shared, so that this entry has no effect; allowed: nvidia.com/gpu, nvidia.com/mig-<profile>, nvidia.com/model-0, nvidia.com/model-1, nvidia.com/model-2, nvidia.com/model-3, nvidia.com/model-4, nvidia.com/model-5, nvidia.com/model-6, nvidia.com/model-7, nvidia.com/model-8, nvidia.com/model-9, nvidia.com/model-10, nvidia.com/model-11, nvidia.com/model-12, nvidia.com/model-13, nvidia.com/model-14, nvidia.com/model-15, nvidia.com/model-16, nvidia.com/model-17, nvidia.com/model-18, nvidia.com/model-19, nvidia.com/model-20, nvidia.com/model-21, nvidia.com/model-22, nvidia.com/model-23, nvidia.com/model-24, nvidia.com/model-25, nvidia.com/model-26, nvidia.com/model-27, nvidia.com/model-28, nvidia.com/model-29, nvidia.com/model-30 and 2969 more; did you mean "nvidia.com/model-29"?"#);
 }
 
 #[test]
@@ -587,6 +619,7 @@ fn uuid_must_be_complete() {
         );
         assert_eq!(read(&text).allow, [Selector::Uuid(good)]);
     }
+    let mut reported = Vec::new();
     for bad in [
         "GPU-bad".to_owned(),
         "GPU-".to_owned(),
@@ -602,17 +635,32 @@ fn uuid_must_be_complete() {
         format!("MIG-GPU-{uuid}/a/0"),
         format!("MIG-GPU-{}/7/0", &uuid[1..]),
     ] {
-        for text in [
+        let faults = [
             format!("devices: {{allow: [{bad}]}}"),
             format!("devices: {{deny: [{bad}]}}"),
             format!(
                 "sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: 2, devices: [{bad}]}}]}}}}"
             ),
-        ] {
-            let reported = wrong(&text).to_string();
-            assert!(reported.contains("nvidia-smi -L"), "{bad}: {reported}");
-        }
+        ]
+        .map(|text| wrong(&text).list.remove(0).fault);
+        assert!(faults.iter().all(|fault| *fault == faults[0]), "{faults:?}");
+        reported.push(faults[0].to_string());
     }
+    insta::assert_snapshot!(reported.join("\n"), @r#"
+    "GPU-bad" is no UUID of a GPU; write it in full, as nvidia-smi -L prints it: GPU- and 8-4-4-4-12 hexadecimal digits
+    "GPU-" is no UUID of a GPU; write it in full, as nvidia-smi -L prints it: GPU- and 8-4-4-4-12 hexadecimal digits
+    "MIG-7" is no UUID of a MIG device; write it in full, as nvidia-smi -L prints it: MIG- and 8-4-4-4-12 hexadecimal digits
+    "GPU-91de5ca-1a2b-3c4d-5e6f-0123456789AB" is no UUID of a GPU; write it in full, as nvidia-smi -L prints it: GPU- and 8-4-4-4-12 hexadecimal digits
+    "GPU-f91de5ca-1a2b-3c4d-5e6f-0123456789AB0" is no UUID of a GPU; write it in full, as nvidia-smi -L prints it: GPU- and 8-4-4-4-12 hexadecimal digits
+    "GPU-f91de5ca1a2b3c4d5e6f0123456789AB" is no UUID of a GPU; write it in full, as nvidia-smi -L prints it: GPU- and 8-4-4-4-12 hexadecimal digits
+    "GPU-g91de5ca-1a2b-3c4d-5e6g-0123456789AB" is no UUID of a GPU; write it in full, as nvidia-smi -L prints it: GPU- and 8-4-4-4-12 hexadecimal digits
+    "GPU-f91de5ca-1a2b-3c4d-5e6f-0123456789AB/7/0" is no UUID of a GPU; write it in full, as nvidia-smi -L prints it: GPU- and 8-4-4-4-12 hexadecimal digits
+    "MIG-GPU-f91de5ca-1a2b-3c4d-5e6f-0123456789AB" is no UUID of a MIG device; write it in full, as nvidia-smi -L prints it: MIG- and 8-4-4-4-12 hexadecimal digits
+    "MIG-GPU-f91de5ca-1a2b-3c4d-5e6f-0123456789AB/7/" is no UUID of a MIG device; write it in full, as nvidia-smi -L prints it: MIG- and 8-4-4-4-12 hexadecimal digits
+    "MIG-GPU-f91de5ca-1a2b-3c4d-5e6f-0123456789AB/7/0/1" is no UUID of a MIG device; write it in full, as nvidia-smi -L prints it: MIG- and 8-4-4-4-12 hexadecimal digits
+    "MIG-GPU-f91de5ca-1a2b-3c4d-5e6f-0123456789AB/a/0" is no UUID of a MIG device; write it in full, as nvidia-smi -L prints it: MIG- and 8-4-4-4-12 hexadecimal digits
+    "MIG-GPU-91de5ca-1a2b-3c4d-5e6f-0123456789AB/7/0" is no UUID of a MIG device; write it in full, as nvidia-smi -L prints it: MIG- and 8-4-4-4-12 hexadecimal digits
+    "#);
 }
 
 #[test]
@@ -629,7 +677,7 @@ fn empty_device_list_means_all_devices() {
         ]
     );
     let twice = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: []}, {name: gpu, replicas: 4, devices: [1]}]}}";
-    assert!(wrong(twice).to_string().contains("is shared by"), "{}", wrong(twice));
+    insta::assert_snapshot!(wrong(twice), @"config.yaml: line 1: sharing.timeSlicing.resources[1].devices: nvidia.com/gpu is shared by sharing.timeSlicing.resources[0] already; to share its devices differently, list them in both entries");
 }
 
 #[test]

@@ -260,7 +260,8 @@ fn wrong_flag_or_variable_is_named() {
 fn wrong_file_value_is_an_error_despite_a_flag() {
     let overrides = overrides(&[], &[("mig-strategy", "mixed")]).unwrap();
     let wrong = load("config.yaml", "flags: {migStrategy: mixd}", overrides.layers(), Strictness::Strict);
-    assert!(wrong.unwrap_err().to_string().contains("line 1: flags.migStrategy"));
+    let problems = wrong.unwrap_err().list;
+    assert_eq!((problems[0].line, problems[0].at.as_str()), (Some(1), "flags.migStrategy"));
 }
 
 /// The settings of NVIDIA's k8s-device-plugin and gpu-feature-discovery v0.20.0, written down from what they document and do, not from

@@ -398,7 +398,7 @@ mod tests {
             Err("no controller replaces research/a".to_owned())
         );
         assert_eq!(text(vec![alone.clone()], true), Ok(()));
-        assert!(text(vec![fixed], true).unwrap_err().contains("remove the file"));
+        insta::assert_snapshot!(text(vec![fixed], true).unwrap_err(), @"research/b comes from a file on its node, and kubelet starts it again: remove the file");
         assert_eq!(text(vec![Holder { leaving: true, ..alone }], false), Ok(()));
     }
 

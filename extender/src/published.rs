@@ -274,8 +274,8 @@ mod tests {
         assert_eq!(read, expected);
         assert_eq!(PublishedSettings::of_lease(&Lease::default()).unwrap(), None);
         let error = PublishedSettings::of_lease(&lease("{")).unwrap_err();
-        assert!(error.to_string().contains("gantry.dev/settings"), "{error}");
+        insta::assert_snapshot!(error, @"annotation gantry.dev/settings");
         let settings = PublishedSettings { policy: "sprad".to_owned(), ..PublishedSettings::default() };
-        assert!(settings.terms().unwrap_err().to_string().contains("--policy \"sprad\""));
+        insta::assert_snapshot!(settings.terms().unwrap_err(), @r#"--policy "sprad": invalid variant: sprad"#);
     }
 }

@@ -420,14 +420,8 @@ pub(crate) mod tests {
             wrong(|files, all| files.cert = all.path("a.key")),
             "--tls-cert F/a.key: no certificate in PEM"
         );
-        assert!(
-            wrong(|files, all| files.key = all.path("a.crt"))
-                .starts_with("--tls-key F/a.crt: no private key in PEM"),
-        );
-        assert!(
-            wrong(|files, all| files.key = all.path("b.key"))
-                .starts_with("--tls-cert F/a.crt and --tls-key F/b.key do not belong together"),
-        );
+        insta::assert_snapshot!(wrong(|files, all| files.key = all.path("a.crt")), @"--tls-key F/a.crt: no private key in PEM: no items found");
+        insta::assert_snapshot!(wrong(|files, all| files.key = all.path("b.key")), @"--tls-cert F/a.crt and --tls-key F/b.key do not belong together: keys may not be consistent: KeyMismatch");
         assert_eq!(
             wrong(|files, all| files.client_ca = Some(all.path("a.key"))),
             "--client-ca F/a.key: no certificate in PEM"
@@ -436,10 +430,7 @@ pub(crate) mod tests {
             files.options = FileOptions::WEBHOOK;
             files.key = all.path("b.key");
         };
-        assert!(
-            wrong(webhook)
-                .starts_with("--webhook-cert F/a.crt and --webhook-key F/b.key do not belong together")
-        );
+        insta::assert_snapshot!(wrong(webhook), @"--webhook-cert F/a.crt and --webhook-key F/b.key do not belong together: keys may not be consistent: KeyMismatch");
     }
 
     #[tokio::test(start_paused = true)]

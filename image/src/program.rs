@@ -135,7 +135,8 @@ mod tests {
         program.versions.insert(("libc.so.6".to_owned(), "GLIBC_9.9".to_owned()));
         assert_eq!(program.lacks(&tree, arch).unwrap(), ["the version GLIBC_9.9 of libc.so.6"]);
         let other = if arch == Arch::Amd64 { Arch::Arm64 } else { Arch::Amd64 };
-        assert!(program.lacks(&tree, other).unwrap()[0].contains("and the image for"));
+        let wrong = format!("it is for {arch}, and the image for {other}");
+        assert_eq!(program.lacks(&tree, other).unwrap(), [wrong]);
         assert!(Program::read(b"#!/bin/sh\n").is_err());
     }
 }

@@ -94,8 +94,20 @@ fn shared_gpu_shows_that_part_of_it_is_free() {
     let map = ClusterMap::of(&[node], &[], |_| String::new());
     let states: Vec<GpuState> = map.nodes[0].gpus.iter().take(3).map(|gpu| gpu.state).collect();
     assert_eq!(states, [GpuState::Held, GpuState::PartlyHeld, GpuState::Free]);
-    assert!(drawn(&map, 80).contains("[0 a]"), "{}", drawn(&map, 80));
-    assert!(drawn(&map, 80).contains("[1+b]"), "{}", drawn(&map, 80));
+    insta::assert_snapshot!(drawn(&map, 80), @r"
+      n  [0 a]─[1+b]═[2 ·]═[3 ·] │ [4 ·]─[5 ·]═[6 ·]═[7 ·]  a a, b b
+
+    1 node, 8 GPUs: 6 free, 1 held, 1 partly held
+    [0 a] held by a   [1?a] granted to a   [2+a] shared, part is free   [3 ·] free
+    [4~a] reserved for gang a   [5!a] a is deleted, its processes may still run   [6 x] unhealthy   [7 /] cordoned
+    ═ several NVLinks to the neighbour   ─ one   │ another NUMA node
+    ");
+}
+
+/// The tooltips of a picture, one a line.
+fn tooltips(picture: &str) -> String {
+    let titles = picture.split("<title>").skip(1).filter_map(|rest| rest.split("</title>").next());
+    titles.collect::<Vec<_>>().join("\n")
 }
 
 /// Names of others must not control the terminal or the page.
@@ -117,13 +129,16 @@ fn hostile_names_are_escaped() {
 #[test]
 fn svg_has_a_box_and_a_tooltip_per_gpu() {
     let map = ClusterMap::of(&[gpu_node("dgx1", DGX1, &[("train", &[0, 1])], &[3])], &[], |_| String::new());
-    let picture = svg(&map);
-    assert_eq!(picture.matches("<title>").count(), 8);
-    assert!(picture.contains("<title>dgx1 GPU 0: held, default/train</title>"), "{picture}");
-    assert!(
-        picture.contains("<title>dgx1 GPU 3: unhealthy; Xid 79: GPU has fallen off the bus</title>"),
-        "{picture}"
-    );
+    insta::assert_snapshot!(tooltips(&svg(&map)), @r"
+    dgx1 GPU 0: held, default/train
+    dgx1 GPU 1: held, default/train
+    dgx1 GPU 2: free
+    dgx1 GPU 3: unhealthy; Xid 79: GPU has fallen off the bus
+    dgx1 GPU 4: free
+    dgx1 GPU 5: free
+    dgx1 GPU 6: free
+    dgx1 GPU 7: free
+    ");
 }
 
 /// Pods that hold a cordoned GPU go on, and a fault of it is still shown.
@@ -141,13 +156,27 @@ fn cordoned_gpus_are_shown_with_reason_and_holder() {
     let map = ClusterMap::of(&[node], &[], |_| String::new());
     let states: Vec<GpuState> = map.nodes[0].gpus.iter().take(4).map(|gpu| gpu.state).collect();
     assert_eq!(states, [GpuState::Cordoned, GpuState::Cordoned, GpuState::Unhealthy, GpuState::Free]);
-    let drawn = drawn(&map, 100);
-    assert!(drawn.contains("[0 /]") && drawn.contains("[1/a]") && drawn.contains("[2 x]"), "{drawn}");
-    assert!(drawn.contains("n GPU 1: cordoned: fan\n"), "{drawn}");
-    assert!(
-        drawn.contains("n GPU 2: Xid 79: GPU has fallen off the bus\nn GPU 2: cordoned: fan\n"),
-        "{drawn}"
-    );
-    assert!(drawn.contains("5 free, 2 cordoned, 1 unhealthy"), "{drawn}");
-    assert!(svg(&map).contains("<title>n GPU 1: cordoned, default/train; cordoned: fan</title>"));
+    insta::assert_snapshot!(drawn(&map, 100), @r"
+      n  [0 /]─[1/a]═[2 x]═[3 ·] │ [4 ·]─[5 ·]═[6 ·]═[7 ·]  a train
+
+    n GPU 0: cordoned: fan
+    n GPU 1: cordoned: fan
+    n GPU 2: Xid 79: GPU has fallen off the bus
+    n GPU 2: cordoned: fan
+
+    1 node, 8 GPUs: 5 free, 2 cordoned, 1 unhealthy
+    [0 a] held by a   [1?a] granted to a   [2+a] shared, part is free   [3 ·] free
+    [4~a] reserved for gang a   [5!a] a is deleted, its processes may still run   [6 x] unhealthy   [7 /] cordoned
+    ═ several NVLinks to the neighbour   ─ one   │ another NUMA node
+    ");
+    insta::assert_snapshot!(tooltips(&svg(&map)), @r"
+    n GPU 0: cordoned; cordoned: fan
+    n GPU 1: cordoned, default/train; cordoned: fan
+    n GPU 2: unhealthy; Xid 79: GPU has fallen off the bus; cordoned: fan
+    n GPU 3: free
+    n GPU 4: free
+    n GPU 5: free
+    n GPU 6: free
+    n GPU 7: free
+    ");
 }

@@ -217,10 +217,7 @@ mod tests {
         let mut node = Node::new(timing(Duration::from_millis(20), LONG), Diagnoses::none());
         node.until(|now| now.nvml.is_some()).await;
         let reason = node.observed.readiness().missing()[0].clone();
-        assert!(
-            reason.starts_with("NVML hangs: a call has not returned for more than 0 s; see dmesg"),
-            "{reason}"
-        );
+        insta::assert_snapshot!(reason, @"NVML hangs: a call has not returned for more than 0 s; see dmesg for NVRM and Xid, and reboot the node if this lasts");
         assert!(!node.observed.readiness().dead, "it may come back");
         assert_eq!(node.reasons(), vec![Some(reason); 2]);
         assert!(node.heartbeat.beat(), "the thread has to publish again");
@@ -244,9 +241,7 @@ mod tests {
     /// Without persistence mode the first initialisation takes seconds per GPU.
     #[test]
     fn slow_start_is_named_with_the_remedy() {
-        let text = hang(&Heartbeat::new(), 60);
-        assert!(text.starts_with("the first initialisation of NVML takes long: "), "{text}");
-        assert!(text.contains("persistence mode"), "{text}");
+        insta::assert_snapshot!(hang(&Heartbeat::new(), 60), @"the first initialisation of NVML takes long: a call has not returned for more than 60 s; the driver initialises each GPU now: turn on persistence mode (nvidia-persistenced or nvidia-smi -pm 1); if this lasts, see dmesg");
     }
 
     #[tokio::test]
@@ -295,6 +290,6 @@ mod tests {
         let node = Node::new(timing(LONG, LONG), Diagnoses::none());
         node.heartbeat.panics();
         node.until(|now| now.dead).await;
-        assert!(node.reasons()[0].as_ref().unwrap().contains("ended with a panic"));
+        insta::assert_snapshot!(node.reasons()[0].as_ref().unwrap(), @"the NVML thread ended with a panic");
     }
 }

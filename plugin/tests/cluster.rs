@@ -202,7 +202,7 @@ async fn forged_grant_writes_event() {
     };
     let event = soon("an Event", reported).await;
     assert_eq!(event.regarding.unwrap().name.as_deref(), Some("forged"));
-    assert!(event.note.unwrap().starts_with("the annotation gantry.dev/grant is ignored: "));
+    insta::assert_snapshot!(event.note.unwrap(), @"the annotation gantry.dev/grant is ignored: grant is not readable: missing field `plan` at line 1 column 14");
 }
 
 #[tokio::test]

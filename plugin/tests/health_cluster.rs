@@ -347,7 +347,7 @@ async fn cordon_by_annotation_holds_over_restart_until_removed() {
 
     let elsewhere = format!("{}GPU-elsewhere", names::CORDON_ANNOTATION_PREFIX);
     scene.annotate(&elsewhere, Some("typo")).await;
-    assert!(scene.event("CordonInvalid").await.contains(&elsewhere));
+    insta::assert_snapshot!(scene.event("CordonInvalid").await, @"the annotation gantry.dev/cordon-GPU-elsewhere cordons nothing: its name ends in no UUID of this node's GPUs");
     scene.stop().await;
 }
 
@@ -361,7 +361,7 @@ async fn invalid_lift_annotation_writes_event() {
     let annotate = json!({"metadata": {"annotations": {names::LIFT_QUARANTINE_ANNOTATION: "gpu 1"}}});
     api.patch_metadata(NODE, &PatchParams::default(), &Patch::Merge(annotate)).await.unwrap();
     let note = scene.event("QuarantineLiftInvalid").await;
-    assert!(note.contains("\"gpu 1\" is not a GPU UUID; write all"), "{note}");
+    insta::assert_snapshot!(note, @r#"invalid annotation gantry.dev/lift-quarantine: "gpu 1" is not a GPU UUID; write all, or UUIDs such as GPU-5ab8..., separated by commas"#);
     assert!(scene.holds_against(1).await);
     scene.stop().await;
 }
@@ -375,7 +375,7 @@ async fn annotation_older_than_fault_lifts_nothing() {
     api.patch_metadata(NODE, &PatchParams::default(), &Patch::Merge(annotate)).await.unwrap();
     scene.sim.installed.controller.raise_xid(1, 79).unwrap();
     let note = scene.event("QuarantineLiftOutdated").await;
-    assert!(note.contains("\"all\" was set before"), "{note}");
+    insta::assert_snapshot!(note, @r#"the annotation gantry.dev/lift-quarantine="all" was set before the fault and lifts nothing; set it again to lift the quarantine"#);
     assert!(scene.holds_against(1).await);
     let node = api.get_metadata(NODE).await.unwrap();
     assert_eq!(node.metadata.annotations.unwrap_or_default().len(), 0);
@@ -438,7 +438,8 @@ async fn gpu_off_bus_from_start_makes_node_unhealthy() {
     scene.start().await;
     let condition = scene.condition("False").await;
     assert_eq!(condition.reason.as_deref(), Some("GpuUnhealthy"));
-    assert!(scene.event("GpuUnhealthy").await.starts_with("GPU 2: "));
+    let note = scene.event("GpuUnhealthy").await;
+    assert_eq!(note.split(": ").take(2).collect::<Vec<_>>(), ["GPU 2", "GPU lost"], "{note}");
     let account = scene.account("an account", |_| true).await;
     assert_eq!((account.summary.gpus, account.summary.healthy), (4, 3));
     scene.stop().await;

@@ -175,7 +175,7 @@ async fn layout_follows_the_label_and_waits_for_holders() {
         assert_eq!(device.health.reason.as_deref(), Some("waits for the MIG layout large"));
     }
     let note = scene.event("MigLayoutWaits", "GPU 3: held by").await;
-    assert!(note.contains("train"), "{note}");
+    insta::assert_snapshot!(note, @"MIG layout large: GPUs 0, 1, 2, 4, 5, 6, 7: about to be changed; GPU 3: held by default/train");
 
     // A new process goes on.
     scene.end().await;
@@ -200,18 +200,17 @@ async fn impossible_layout_fails_with_its_reason() {
     scene.label(Some("too-large")).await;
     scene.state(Some("failed")).await;
     let note = scene.event("MigLayoutFailed", "too-large").await;
-    let why = "GPUs 0, 1, 2, 3, 4, 5, 6, 7: A100-40GB cannot hold 3x 3g.20gb: beside 3g.20gb at 0, 3g.20gb at 4, no placement";
-    assert!(note.contains(why), "{note}");
+    insta::assert_snapshot!(note, @"MIG layout too-large: GPUs 0, 1, 2, 3, 4, 5, 6, 7: A100-40GB cannot hold 3x 3g.20gb: beside 3g.20gb at 0, 3g.20gb at 4, no placement is left for 3g.20gb, which may start at 0, 4; alone, a GPU holds 2 of it");
     scene.label(Some("smal")).await;
     let note = scene.event("MigLayoutFailed", "smal").await;
-    assert!(note.contains(r#"there is no layout "smal", did you mean "small"?"#), "{note}");
+    insta::assert_snapshot!(note, @r#"MIG layout smal: there is no layout "smal", did you mean "small"?; there are: half-large, large, off, small, too-large"#);
     scene.status("eight whole GPUs", |status| offered(status) == only("nvidia.com/gpu", 8)).await;
 
     // The driver refuses: what was there is offered again.
     scene.sim.installed.controller.fail_call("nvmlGpuInstanceCreateComputeInstance", 4, None).unwrap();
     scene.label(Some("small")).await;
     let note = scene.event("MigLayoutFailed", "no permission").await;
-    assert!(note.contains("GPU 0: nvmlGpuInstanceCreateComputeInstance on GPU 0 failed"), "{note}");
+    insta::assert_snapshot!(note, @"MIG layout small: GPU 0: nvmlGpuInstanceCreateComputeInstance on GPU 0 failed: no permission; MIG needs CAP_SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all in a container: label the node gantry.dev/mig=true (manifests/plugin-mig.yaml); the former MIG...");
     scene.status("eight whole GPUs", |status| offered(status) == only("nvidia.com/gpu", 8)).await;
     scene.state(Some("failed")).await;
 
@@ -234,7 +233,7 @@ async fn drain_label_lists_held_gpus_until_it_is_gone() {
     scene.set_label(names::MIG_DRAIN_LABEL, Some("yes")).await;
     scene.label(Some("half-large")).await;
     let note = scene.event("MigLayoutWaits", "GPU 3: held by").await;
-    assert!(note.contains(r#"gantry.dev/mig-drain is "yes", allowed: "true", "false"; no pod"#), "{note}");
+    insta::assert_snapshot!(note, @r#"MIG layout half-large: gantry.dev/mig-drain is "yes", allowed: "true", "false"; no pod is evicted; GPUs 0, 1, 2: about to be changed; GPU 3: held by default/train"#);
     let waiting = scene.status("the other three GPUs", |status| offered(status).get(LARGE) == Some(&6)).await;
     assert_eq!(waiting.mig_drain, None);
 

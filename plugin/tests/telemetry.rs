@@ -325,7 +325,7 @@ fn one_reading_has_rates_and_names_what_fails() {
     sim.installed.controller.lose_gpu(6).unwrap();
     let (text, problems) = read_once(&sim.options(), "here", Duration::from_millis(10)).unwrap();
     assert_eq!(values(&text, "DCGM_FI_DEV_GPU_TEMP", "gpu").len(), 7);
-    assert!(problems.len() == 1 && problems[0].starts_with("GPU 6 cannot be read: "), "{problems:?}");
+    insta::assert_snapshot!(problems.join("\n"), @"GPU 6 cannot be read: nvmlDeviceGetHandleByIndex_v2 on GPU 6 failed: the GPU has fallen off the bus; look for an Xid in dmesg, then reboot the node or check the board's power and seating");
 }
 
 /// What dcgm-exporter 4.8.2 and DCGM serve, as a table of our own.

@@ -272,7 +272,7 @@ mod tests {
             assert_eq!(config.cluster_url.to_string(), "http://127.0.0.1:1/");
         }
         let error = configuration(Some(&list(&[&absent, &absent])), None, SILENCE).await.unwrap_err();
-        assert!(error.to_string().starts_with("kubeconfig "), "{error}");
+        assert!(matches!(error, ConnectError::Kubeconfig { .. }), "{error}");
     }
 
     #[tokio::test]
@@ -295,10 +295,13 @@ mod tests {
             assert_eq!(config.default_namespace, namespace);
         }
         assert_eq!(contexts(&path).unwrap(), ["c", "d"]);
-        let unknown = configuration(Some(&path), Some("e"), SILENCE).await.unwrap_err().to_string();
-        assert!(unknown.ends_with("has no context \"e\"; it has c, d"), "{unknown}");
-        let without = configuration(None, Some("e"), SILENCE).await.unwrap_err().to_string();
-        assert!(without.contains("needs a kubeconfig"), "{without}");
+        let unknown = configuration(Some(&path), Some("e"), SILENCE).await.unwrap_err();
+        assert_eq!(
+            unknown.to_string(),
+            format!("kubeconfig {} has no context \"e\"; it has c, d", path.display())
+        );
+        let without = configuration(None, Some("e"), SILENCE).await.unwrap_err();
+        assert!(matches!(without, ConnectError::NoKubeconfig(context) if context == "e"));
     }
 
     #[tokio::test]

@@ -113,7 +113,11 @@ mod tests {
         assert_eq!(address("127.0.0.1:80").unwrap().to_string(), "127.0.0.1:80");
         for wrong in ["", ":", "80", "::1", "[::1]", "localhost", "node:80", ":65536", "1.2.3.4:x", " :80"] {
             let refused = address(wrong).unwrap_err();
-            assert!(refused.contains(":9410 for all addresses"), "{wrong}: {refused}");
+            assert_eq!(
+                refused,
+                "write ADDRESS:PORT, such as 0.0.0.0:9410 or [::]:9410, :9410 for all addresses, or localhost:9410",
+                "{wrong}"
+            );
         }
     }
 }

@@ -249,7 +249,10 @@ mod tests {
         let undated = changes.replace("2026-12-01", "unreleased");
         assert_eq!(notes(&undated, None).unwrap(), "- yes\n");
         let refused = notes(&undated, Some(&format!("v{VERSION}"))).unwrap_err().to_string();
-        assert!(refused.contains("has no date"), "{refused}");
+        assert_eq!(
+            refused,
+            format!("CHANGELOG.md: \"## [{VERSION}] - unreleased\" has no date; write it before the release")
+        );
         let refused = notes(&changes, Some("v9.9.9")).unwrap_err().to_string();
         assert!(refused.contains(&format!("expected v{VERSION}")), "{refused}");
         assert!(notes("# Changelog\n", None).is_err());

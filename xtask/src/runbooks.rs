@@ -166,11 +166,14 @@ mod tests {
         read(str::to_owned).unwrap();
         let error = |change: &dyn Fn(&str) -> String| read(change).unwrap_err().to_string();
         let missing = error(&|page| page.replace("## Backoff\n", ""));
-        assert!(missing.ends_with("no section of reason Backoff"), "{missing}");
+        assert_eq!(missing, "docs/runbooks/ has no section of reason Backoff");
         let missing = error(&|page| page.replace("## Condition Spares\n", "## Spare parts\n"));
-        assert!(missing.ends_with("no section of condition Spares"), "{missing}");
+        assert_eq!(missing, "docs/runbooks/ has no section of condition Spares");
         let unknown = error(&|page| format!("{page}## Condition Spares2: Backof\n"));
-        assert!(unknown.ends_with("lack: condition Spares2, reason Backof"), "{unknown}");
+        assert_eq!(
+            unknown,
+            "docs/runbooks/ has sections of what api/src/reason.rs and api/src/condition.rs lack: condition Spares2, reason Backof"
+        );
         let double = error(&|page| format!("{page}## Backoff\n"));
         assert_eq!(
             double,

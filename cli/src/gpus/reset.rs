@@ -681,17 +681,8 @@ mod tests {
             refusal(&node, &group, &group[1])
         };
         assert_eq!(of(&[2, 3], None), None);
-        let refused = of(&[3], None).unwrap();
-        assert!(
-            refused
-                .starts_with("a GPU 2 (GPU-2) is not cordoned, and the driver resets it together with GPU 3")
-        );
-        let refused = of(&[2, 3], Some(2)).unwrap();
-        assert!(
-            refused.contains("is held by research/train-0, and the driver resets it together"),
-            "{refused}"
-        );
-        assert!(refused.ends_with("`gantry drain gpu a/2` first"), "{refused}");
+        insta::assert_snapshot!(of(&[3], None).unwrap(), @"a GPU 2 (GPU-2) is not cordoned, and the driver resets it together with GPU 3, which NVLinks join; nothing was done: `gantry drain gpu a/2` first");
+        insta::assert_snapshot!(of(&[2, 3], Some(2)).unwrap(), @"a GPU 2 (GPU-2) is held by research/train-0, and the driver resets it together with GPU 3, which NVLinks join; nothing was done: `gantry drain gpu a/2` first");
     }
 
     /// The clock of the node is an hour behind that of the operator.

@@ -42,6 +42,12 @@ fn daemon_set_and_config_map_are_carried_over() {
 }
 
 /// A chart with both would be refused.
+/// The comments of a file of values.
+fn comments(values: &str) -> String {
+    let lines = values.lines().filter(|line| line.trim_start().starts_with('#'));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
 #[test]
 fn configurations_of_the_operator_replace_their_config_map() {
     let text = "devicePlugin:\n  config:\n    create: true\n    name: slices\n    data:\n      any: |\n        version: v1\ndriver: {enabled: false}\n";
@@ -59,25 +65,33 @@ fn list_is_read_as_its_items() {
 
 #[test]
 fn other_files_are_refused() {
-    for (text, named) in [
-        ("kind: Deployment", "Deployment"),
-        ("replicas: 2", "migStrategy"),
-        ("kind: DaemonSet\nmetadata: {name: fluentd}", "fluentd"),
-        ("kind: ConfigMap\ndata: {a: \"[\"}", "data.a"),
-        ("config: {map: {a: 1}}", "config.map.a"),
-    ] {
-        let wrong = migrated(text).unwrap_err();
-        assert!(wrong.contains(named), "{wrong}");
-    }
+    let files = [
+        "kind: Deployment",
+        "replicas: 2",
+        "kind: DaemonSet\nmetadata: {name: fluentd}",
+        "kind: ConfigMap\ndata: {a: \"[\"}",
+        "config: {map: {a: 1}}",
+    ];
+    insta::assert_snapshot!(files.map(|text| migrated(text).unwrap_err()).join("\n"), @r"
+    Deployment is not migrated; give values of a chart, a ClusterPolicy, a DaemonSet or a ConfigMap
+    these are no values of NVIDIA's plugin or of the GPU operator; expected one of migStrategy, failOnInitError, deviceListStrategy, deviceIDStrategy, config, gfd, compatWithCPUManager, nvidiaDriverRoot, mps, operator, driver, toolkit, dcgm, dcgmExporter, migManager, validator, daemonsets
+    the DaemonSet fluentd has no container of NVIDIA's plugin or gpu-feature-discovery
+    data.a: no YAML: unclosed bracket '[' at line 1, column 1
+    config.map.a is no text
+    ");
 }
 
 #[test]
 fn configuration_that_is_not_served_is_an_error() {
     let text = "config:\n  map:\n    shared: |\n      version: v1\n      sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n";
-    let wrong = migrated(text).unwrap_err();
-    assert!(wrong.contains("shared") && wrong.contains("MPS"), "{wrong}");
-    let wrong = migrated("migStrategy: mixd").unwrap_err();
-    assert!(wrong.contains("mixed"), "{wrong}");
+    insta::assert_snapshot!(migrated(text).unwrap_err(), @r"
+    the configuration shared cannot be served:
+      line 2: sharing.mps: MPS is not served by this plugin; share GPUs with sharing.timeSlicing, or cut them with MIG
+    ");
+    insta::assert_snapshot!(migrated("migStrategy: mixd").unwrap_err(), @r#"
+    the configuration default cannot be served:
+      line 2: flags.migStrategy: "mixd" is not allowed; allowed: none, single, mixed; did you mean "mixed"?
+    "#);
 }
 
 /// NVIDIA's plugin reads flags like Go's programs: a value may be the next word.
@@ -94,14 +108,28 @@ fn flag_takes_its_value_from_the_next_word() {
     for line in ["migStrategy: mixed", "passDeviceSpecs: true", "failOnInitError: false"] {
         assert!(values.contains(line), "{line}: {values}");
     }
-    assert!(!values.contains("Not carried over"), "{values}");
+    insta::assert_snapshot!(comments(&values), @r"
+    # Values of charts/gantry, made by `gantry migrate`.
+    #
+    # Before you install:
+    #   kubectl delete the DaemonSets of NVIDIA's plugin and gpu-feature-discovery
+    ");
     let values =
         set("--device-list-strategy=envvar, --device-list-strategy, cdi-cri, --mig-strategy=none", "");
     assert!(values.contains("deviceListStrategy:\n          - envvar\n          - cdi-cri"), "{values}");
     let values = set("--mig-strategy=single, --new, x, --other, -v, stray, --mig-strategy", "");
-    for line in ["--new x: see", "--other: see", "-v stray: see", "--mig-strategy: it has no value"] {
-        assert!(values.contains(line), "{line}: {values}");
-    }
+    insta::assert_snapshot!(comments(&values), @r"
+    # Values of charts/gantry, made by `gantry migrate`.
+    #
+    # Before you install:
+    #   kubectl delete the DaemonSets of NVIDIA's plugin and gpu-feature-discovery
+    #
+    # Not carried over:
+    #   ds, --new x: see plugin.extraArgs
+    #   ds, --other: see plugin.extraArgs
+    #   ds, -v stray: see plugin.extraArgs
+    #   ds, --mig-strategy: it has no value
+    ");
     let values = set(
         "--nvidia-driver-root, /b, --mig-strategy=mixed",
         ", env: [{name: NVIDIA_DRIVER_ROOT, value: /a}, {name: MIG_STRATEGY, value: none}]",
@@ -137,19 +165,24 @@ spec:
 "#;
     let values = migrated(text).unwrap();
     assert!(values.contains("kubeletRoot: /var/snap/microk8s/common/var/lib/kubelet\n"), "{values}");
-    for line in [
-        "hostNetwork: ",
-        "priorityClassName: ",
-        "exec nvidia-device-plugin",
-        "variable MIG_STRATEGY: its value comes from {\"configMapKeyRef\"",
-        "envFrom configMapRef plugin-env: ",
-        "envFrom secretRef plugin-secret: ",
-        "hostPath /opt/more: ",
-        "annotation team of the pod: ",
-        "maxUnavailable: 10%",
-    ] {
-        assert!(values.contains(line), "{line}: {values}");
-    }
+    assert!(values.contains("maxUnavailable: 10%"), "{values}");
+    insta::assert_snapshot!(comments(&values), @r#"
+    # Values of charts/gantry, made by `gantry migrate`.
+    #
+    # Before you install:
+    #   kubectl delete the DaemonSets of NVIDIA's plugin and gpu-feature-discovery
+    #
+    # Not carried over:
+    #   ds, variable MIG_STRATEGY: its value comes from {"configMapKeyRef":{"key":"b","name":"a"}}; if Gantry reads it, write it into plugin.extraEnv
+    #   ds, envFrom configMapRef plugin-env: the variables in it are unknown here; write those that Gantry reads into plugin.extraEnv
+    #   ds, envFrom secretRef plugin-secret: the variables in it are unknown here; write those that Gantry reads into plugin.extraEnv
+    #   ds, "sh" in the command: only flags of NVIDIA's plugin are read
+    #   ds, -c exec nvidia-device-plugin --mig-strategy=mixed: see plugin.extraArgs
+    #   ds, hostPath /opt/more: the chart has no such volume; see plugin.kubeletRoot and plugin.driverRoot
+    #   hostNetwork: the plugin needs no network of the host
+    #   priorityClassName: the plugin has system-node-critical; see plugin.priorityClassName
+    #   annotation team of the pod: see plugin.podAnnotations
+    "#);
     for line in ["NODE_NAME", "dnsPolicy", "/var/run/cdi", "name: ", "restartedAt"] {
         assert!(!values.contains(line), "{line}: {values}");
     }
@@ -164,15 +197,19 @@ fn parts_of_the_policy_that_affect_the_plugin_are_listed() {
                 devicePlugin: {enabled: true, env: [{name: MIG_STRATEGY, valueFrom: {fieldRef: {fieldPath: x}}}], hostNetwork: true}\n  \
                 daemonsets: {priorityClassName: mine, updateStrategy: RollingUpdate, labels: {a: b}}\n";
     let values = migrated(text).unwrap();
-    for line in [
-        "cdi.enabled: ",
-        "gds.enabled: ",
-        "variable MIG_STRATEGY: its value comes from",
-        "devicePlugin.hostNetwork: ",
-        "daemonsets.priorityClassName: ",
-        "daemonsets.labels: ",
-    ] {
-        assert!(values.contains(line), "{line}: {values}");
-    }
+    insta::assert_snapshot!(comments(&values), @r#"
+    # Values of charts/gantry, made by `gantry migrate`.
+    #
+    # Before you install:
+    #   set devicePlugin.enabled=false and gfd.enabled=false in the GPU operator; its other parts stay as they are
+    #
+    # Not carried over:
+    #   devicePlugin, variable MIG_STRATEGY: its value comes from {"fieldRef":{"fieldPath":"x"}}; if Gantry reads it, write it into plugin.extraEnv
+    #   cdi.enabled: the operator has its plugin use CDI; set flags.plugin.deviceListStrategy in plugin.configs
+    #   gds.enabled: to give containers GPUDirect Storage set flags.gdsEnabled in plugin.configs
+    #   daemonsets.priorityClassName: the plugin has system-node-critical; see plugin.priorityClassName
+    #   devicePlugin.hostNetwork: the chart has no such value
+    #   daemonsets.labels: the chart has no such value
+    "#);
     assert!(!values.contains("gdrcopy") && !values.contains("updateStrategy"), "{values}");
 }

@@ -345,7 +345,16 @@ mod tests {
         use Fallback::{Empty, Named, Single};
         type Case =
             (Option<&'static str>, Option<&'static str>, &'static [Fallback], &'static [&'static str]);
-        let cases: [(Case, Result<Option<&str>, &str>); 13] = [
+        let absent = |by, name: &str, nearest: Option<&str>, there: &[&str]| ChoiceError::Absent {
+            by,
+            name: name.to_owned(),
+            nearest: nearest.map(str::to_owned),
+            there: there.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let none = |there: &[&str]| ChoiceError::None {
+            there: there.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let cases: [(Case, Result<Option<&str>, ChoiceError>); 13] = [
             ((Some("a"), Some("b"), &[Named], &["a", "b", "default"]), Ok(Some("a"))),
             ((None, Some("b"), &[Named], &["a", "b", "default"]), Ok(Some("b"))),
             ((Some(""), Some("b"), &[], &["a", "b"]), Ok(Some("b"))),
@@ -354,22 +363,32 @@ mod tests {
             ((None, None, &[Named, Single, Empty], &["a", "b"]), Ok(None)),
             ((None, None, &[Empty, Named], &["default"]), Ok(None)),
             ((None, Some(""), &[Empty], &[]), Ok(None)),
-            ((None, None, &[Named, Single], &["a", "b"]), Err("there are: a, b")),
-            ((None, None, &[], &["a"]), Err("nothing names a configuration")),
-            ((Some("x1"), Some("b"), &[Empty], &["a100", "b"]), Err("there are: a100, b")),
-            ((Some("a10"), None, &[], &["a100", "b"]), Err("there are: a100, b; did you mean \"a100\"?")),
-            ((None, Some("gone"), &[Empty], &[]), Err("the default names the configuration \"gone\"")),
+            ((None, None, &[Named, Single], &["a", "b"]), Err(none(&["a", "b"]))),
+            ((None, None, &[], &["a"]), Err(none(&["a"]))),
+            (
+                (Some("x1"), Some("b"), &[Empty], &["a100", "b"]),
+                Err(absent("the node's label", "x1", None, &["a100", "b"])),
+            ),
+            (
+                (Some("a10"), None, &[], &["a100", "b"]),
+                Err(absent("the node's label", "a10", Some("a100"), &["a100", "b"])),
+            ),
+            ((None, Some("gone"), &[Empty], &[]), Err(absent("the default", "gone", None, &[]))),
         ];
+        let mut errors = Vec::new();
         for ((label, default, fallbacks, names), expected) in cases {
             let choice = Choice { default: default.map(str::to_owned), fallbacks: fallbacks.to_vec() };
             let chosen = choice.choose(label, &configs(names));
-            match expected {
-                Ok(name) => assert_eq!(chosen, Ok(name.map(str::to_owned)), "{label:?} {choice:?} {names:?}"),
-                Err(part) => {
-                    let error = chosen.unwrap_err().to_string();
-                    assert!(error.contains(part), "{error}");
-                }
-            }
+            let expected = expected.map(|name| name.map(str::to_owned));
+            assert_eq!(chosen, expected, "{label:?} {choice:?} {names:?}");
+            errors.extend(chosen.err().map(|error| error.to_string()));
         }
+        insta::assert_snapshot!(errors.join("\n"), @r#"
+        nothing names a configuration and no fallback finds one; there are: a, b
+        nothing names a configuration and no fallback finds one; there are: a
+        the node's label names the configuration "x1", which is not there; there are: a100, b
+        the node's label names the configuration "a10", which is not there; there are: a100, b; did you mean "a100"?
+        the default names the configuration "gone", which is not there; there are none
+        "#);
     }
 }

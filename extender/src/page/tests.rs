@@ -72,9 +72,10 @@ async fn cold_index_is_reported_and_shows_nothing() {
     let serving = serving(&cluster);
     let map = read(&serving, "/api/v1/cluster").await;
     assert_eq!((&map["state"], &map["nodes"], &map["domains"]), (&json!("cold"), &json!(0), &json!([])));
-    assert!(map["message"].as_str().unwrap().contains("still being listed"), "{map}");
+    insta::assert_snapshot!(map["message"].as_str().unwrap(), @"Pods, nodes, GpuNodes and Gangs are still being listed. The map appears once they are.");
     let (status, text) = get(&serving, "/api/v1/nodes/a").await;
-    assert!(status == 503 && text.contains("still being listed"), "{status} {text}");
+    assert_eq!(status, 503);
+    insta::assert_snapshot!(text, @"Pods, nodes, GpuNodes and Gangs are still being listed. The map appears once they are.");
     for source in Source::ALL {
         cluster.list(source, |cluster| {
             if matches!(source, Source::Nodes | Source::GpuNodes) {
@@ -271,14 +272,15 @@ async fn gangs_state_why_they_wait() {
         "{gangs}"
     );
     let why = gang["message"].as_str().unwrap();
-    assert!(why.contains("16 GPUs"), "{why}");
+    insta::assert_snapshot!(why, @"needs 16 GPUs as 2x8; an empty cluster holds 1");
     let gang = read(&serving, "/api/v1/gangs/default/train").await;
     assert_eq!((&gang["message"], gang["members"].as_array().unwrap().len()), (&json!(why), 2), "{gang}");
     let pod = read(&serving, "/api/v1/pods/default/train-0").await;
     assert_eq!(pod["gang"], "default/train");
-    assert!(pod["waits"]["message"].as_str().unwrap().contains("gang default/train"), "{pod}");
+    insta::assert_snapshot!(pod["waits"]["message"].as_str().unwrap(), @"gang default/train: CannotFit: needs 16 GPUs as 2x8; an empty cluster holds 1");
     let (status, text) = get(&serving, "/api/v1/gangs/default/%3Cscript%3E").await;
-    assert!(status == 404 && text.contains("\"<script>\""), "{status} {text}");
+    assert_eq!(status, 404);
+    insta::assert_snapshot!(text, @r#"no gang is called "<script>" in namespace "default""#);
 }
 
 #[tokio::test]
@@ -301,9 +303,10 @@ async fn pod_shows_its_placement_or_why_it_waits() {
     let other = read(&serving_with(&cluster, object("another")), "/api/v1/pods/default/p").await;
     assert_eq!(other["bound"]["unexplained"], "the pod is gone", "{other}");
     let waits = read(&serving(&cluster), "/api/v1/pods/default/waits").await;
-    assert!(waits["waits"]["message"].as_str().unwrap().contains("6 of 8 GPUs free, 12 asked"), "{waits}");
+    insta::assert_snapshot!(waits["waits"]["message"].as_str().unwrap(), @"a: 6 of 8 GPUs free, 12 asked");
     let (status, text) = get(&serving(&cluster), "/api/v1/pods/default/none").await;
-    assert!(status == 404 && text.contains("asks for GPUs that Gantry manages"), "{status} {text}");
+    assert_eq!(status, 404);
+    insta::assert_snapshot!(text, @r#"no pod "none" in namespace "default" asks for GPUs that Gantry manages"#);
 }
 
 /// Reads of pods go to the API server: they are few, however often the page is asked.

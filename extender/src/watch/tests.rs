@@ -413,8 +413,7 @@ async fn malformed_gang_does_not_block_the_others() {
         objects.get(&name).unwrap()
     };
     assert_eq!(get("good").spec.unwrap().min_member, Some(3));
-    let fault = get("odd").spec.unwrap_err().to_string();
-    assert!(fault.contains("nearest name: minMember"), "{fault}");
+    insta::assert_snapshot!(get("odd").spec.unwrap_err(), @"spec.minMembers of Gang odd: there is no such field (nearest name: minMember); there are minMember, maxMember, level, sliceSize, rails, spares, repair, arrivalSeconds, restartHoldSeconds");
     shutdown.cancel();
     task.await.unwrap();
 }

@@ -90,7 +90,7 @@ async fn reviews_are_answered_over_tls_and_counted() {
     }
     let (status, text) = server.post(&json!({"kind": "Pod"})).await;
     assert_eq!(status, 400);
-    assert!(text.starts_with("body is \"Pod\" of \"\", expected \"AdmissionReview\""), "{text}");
+    insta::assert_snapshot!(text, @r#"body is "Pod" of "", expected "AdmissionReview" of "admission.k8s.io/v1": set admissionReviewVersions: [v1]"#);
     assert_eq!(reviews(&server.metrics, "malformed"), 1);
 }
 
@@ -131,17 +131,27 @@ async fn requests_out_of_form_are_refused_with_a_reason() {
     let metrics = Arc::new(Metrics::new());
     let serving = WebhookServer::new(assignment(), Arc::clone(&metrics));
     let cases = [
-        ("GET", "/mutate", JSON, Vec::new(), 405, "GET is not allowed; use POST"),
-        ("POST", "/validate", JSON, Vec::new(), 404, "served are POST /mutate"),
-        ("POST", "/mutate", "text/plain", Vec::new(), 415, "Content-Type must be application/json"),
-        ("POST", "/mutate", JSON, b"{".to_vec(), 400, "body is not an AdmissionReview: EOF"),
-        ("POST", "/mutate", JSON, vec![0xff; 100], 400, "body is not an AdmissionReview"),
-        ("POST", "/mutate", JSON, vec![b' '; BODY + 1], 413, "body of more than 4194304 bytes"),
+        ("GET", "/mutate", JSON, Vec::new(), 405),
+        ("POST", "/validate", JSON, Vec::new(), 404),
+        ("POST", "/mutate", "text/plain", Vec::new(), 415),
+        ("POST", "/mutate", JSON, b"{".to_vec(), 400),
+        ("POST", "/mutate", JSON, vec![0xff; 100], 400),
+        ("POST", "/mutate", JSON, vec![b' '; BODY + 1], 413),
     ];
-    for (method, path, form, body, code, words) in cases {
+    let mut texts = String::new();
+    for (method, path, form, body, code) in cases {
         let (status, text) = send(&serving, method, path, form, body).await;
-        assert!(status == code && text.contains(words), "{method} {path}: {status} {text}");
+        assert_eq!(status, code, "{method} {path}: {text}");
+        texts.push_str(&text);
     }
+    insta::assert_snapshot!(texts, @r#"
+    GET is not allowed; use POST
+    no such path "/validate"; served are POST /mutate
+    Content-Type must be application/json
+    body is not an AdmissionReview: EOF while parsing an object at line 1 column 1
+    body is not an AdmissionReview: expected value at line 1 column 1
+    body of more than 4194304 bytes
+    "#);
     assert_eq!((reviews(&metrics, "malformed"), reviews(&metrics, "refused")), (3, 1));
 }
 
@@ -164,7 +174,8 @@ async fn slow_and_excess_requests_are_refused() {
     }
     let pod = || creation("nvidia.com/gpu").to_string().into_bytes();
     let (status, text) = send(&serving, "POST", "/mutate", JSON, pod()).await;
-    assert!(status == 429 && text.contains("requests at once"), "{status} {text}");
+    assert_eq!(status, 429);
+    insta::assert_snapshot!(text, @"more than 64 requests at once; try again");
     assert_eq!(slow.await.unwrap().unwrap().status().as_u16(), 408);
     assert_eq!(reviews(&metrics, "refused"), 2);
     assert_eq!(send(&serving, "POST", "/mutate", JSON, pod()).await.0, 200, "the slow one has ended");

@@ -259,10 +259,10 @@ mod tests {
             with.push((name, numbers));
             nodes(LISTS[0], &with).flaw(name).map(|flaw| flaw.to_string()).unwrap_or_default()
         };
-        assert!(wrong("nvidia-uvm", None).contains("no character device"));
-        assert!(wrong("nvidia-uvm", Some((499, 0))).contains("499:0 on the node and not 511:0"));
-        assert!(wrong("nvidia2", Some((195, 3))).contains("195:3 on the node and not 195:2"));
-        assert!(wrong(cap, Some((509, 13))).contains("509:13 on the node and not 509:12"));
+        insta::assert_snapshot!(wrong("nvidia-uvm", None), @"is no character device on the node");
+        insta::assert_snapshot!(wrong("nvidia-uvm", Some((499, 0))), @"is the device 499:0 on the node and not 511:0, which the driver has");
+        insta::assert_snapshot!(wrong("nvidia2", Some((195, 3))), @"is the device 195:3 on the node and not 195:2, which the driver has");
+        insta::assert_snapshot!(wrong(cap, Some((509, 13))), @"is the device 509:13 on the node and not 509:12, which the driver has");
         let unloaded = nodes("Character devices:\n195 nvidia\n", &right);
         assert_eq!(unloaded.flaw("nvidia-uvm"), Some(NodeFlaw::NoDriver("nvidia-uvm")));
         assert_eq!(unloaded.flaw("nvidia2"), None);

@@ -238,22 +238,29 @@ mod tests {
         let inventory = inventory();
         let device = &inventory.devices[0];
         let reason = |config: &Config, names: &[&str]| of_device(config, &nodes(names), device, None);
+        let mut reasons = Vec::new();
         for config in [config(Strategy::CdiCri, false), config(Strategy::Envvar, true)] {
             assert_eq!(reason(&config, &["nvidiactl", "nvidia-uvm", "nvidia3"]), None);
-            let uvm = reason(&config, &["nvidiactl", "nvidia3"]).unwrap();
-            assert!(uvm.contains("/dev/nvidia-uvm") && uvm.contains("modprobe nvidia_uvm"), "{uvm}");
-            assert!(reason(&config, &["nvidia-uvm", "nvidia3"]).unwrap().contains("/dev/nvidiactl"));
-            assert!(reason(&config, &["nvidiactl", "nvidia-uvm"]).unwrap().contains("/dev/nvidia3"));
+            let there = [["nvidiactl", "nvidia3"], ["nvidia-uvm", "nvidia3"], ["nvidiactl", "nvidia-uvm"]];
+            reasons.extend(there.map(|names| reason(&config, &names).unwrap()));
             let unknown = Device { minor: None, ..device.clone() };
             let without = of_device(&config, &nodes(&["nvidiactl", "nvidia-uvm"]), &unknown, None);
             assert_eq!(without.is_some(), config.pass_device_specs, "{without:?}");
         }
+        insta::assert_snapshot!(reasons.join("\n"), @r"
+        /dev/nvidia-uvm is missing on the node, and containers cannot use CUDA; load the module (modprobe nvidia_uvm; nvidia-modprobe -u -c 0)
+        /dev/nvidiactl is missing on the node, and containers cannot use CUDA; run nvidia-smi or nvidia-modprobe -c 0 on the node
+        /dev/nvidia3 is missing on the node; run nvidia-modprobe -c 3 there
+        /dev/nvidia-uvm is missing on the node, and containers cannot use CUDA; load the module (modprobe nvidia_uvm; nvidia-modprobe -u -c 0)
+        /dev/nvidiactl is missing on the node, and containers cannot use CUDA; run nvidia-smi or nvidia-modprobe -c 0 on the node
+        /dev/nvidia3 is missing on the node; run nvidia-modprobe -c 3 there
+        ");
         let by_runtime = config(Strategy::Envvar, false);
         assert_eq!(reason(&by_runtime, &[]), None, "the runtime creates them");
         let host = Host { nodes: nodes(&["nvidiactl", "nvidia3"]), ..Host::default() };
         let lacks = of_node(&by_runtime, &inventory, &host, None);
         assert_eq!(lacks.len(), 1, "{lacks:?}");
-        assert!(lacks[0].contains("only if their runtime creates it"), "{lacks:?}");
+        insta::assert_snapshot!(lacks[0], @"/dev/nvidia-uvm is missing on the node: containers can use CUDA only if their runtime creates it; load the module (modprobe nvidia_uvm; nvidia-modprobe -u -c 0)");
         assert!(
             of_node(&by_runtime, &inventory, &Host::default(), None).is_empty(),
             "no node is visible here"
@@ -272,12 +279,12 @@ mod tests {
         let lacks = |folder, hooks| {
             of_node(&config(Strategy::CdiCri, false), &inventory(), &host(folder, hooks), None)
         };
-        assert!(lacks("usr/local/glibc/usr/lib", false)[0].contains("do not find libcuda.so.1"));
+        insta::assert_snapshot!(lacks("usr/local/glibc/usr/lib", false).join("\n"), @"the driver's libraries lie in /usr/local/glibc/usr/lib, which the loader of most images does not search, and the CDI hook program (--nvidia-cdi-hook-path) is not seen on the host: containers do not find libcuda.so.1; install NVIDIA's container toolkit and name its nvidia-cdi-hook");
         assert!(
             lacks("home/kubernetes/bin/nvidia/lib64", true).is_empty(),
             "the hook updates the loader's cache"
         );
-        assert!(lacks("usr/lib64", false)[0].contains("no hook is run"));
+        insta::assert_snapshot!(lacks("usr/lib64", false).join("\n"), @"the CDI hook program (--nvidia-cdi-hook-path) is not seen on the host: libraries are mounted under the names programs are linked to, and no hook is run");
     }
 
     #[test]
@@ -296,8 +303,7 @@ mod tests {
         assert_eq!(now(), None, "both are there");
         std::fs::remove_file(folder.join("libcuda.so.550.144.03")).unwrap();
         let text = now().unwrap();
-        assert!(text.contains("libraries are of 550.163.01, the kernel driver is 550.144.03"), "{text}");
-        assert!(text.contains("reload the kernel module, or reboot"), "{text}");
+        insta::assert_snapshot!(text, @"the driver's libraries are of 550.163.01, the kernel driver is 550.144.03: drain the node and reload the kernel module, or reboot");
         let device = &inventory().devices[0];
         let by_runtime = config(Strategy::Envvar, false);
         assert_eq!(of_device(&by_runtime, &nodes(&[]), device, Some(&text)), Some(text));
@@ -323,28 +329,23 @@ mod tests {
         let (new_cuda, new_ml) = ("libcuda.so.550.163.01", "libnvidia-ml.so.550.163.01");
         assert_eq!(text(&[(cuda, "x"), (ml, "x")]), None);
         assert_eq!(text(&[(cuda, "x"), (ml, "x"), (new_cuda, "x")]), None, "both are there");
-        let cases: [(&[(&str, &str)], &str); 7] = [
-            (&[(ml, "x")], "incomplete: libcuda.so.550.144.03 is missing; the"),
-            (&[(ml, "x"), (new_cuda, "x")], "libcuda.so.550.144.03 is missing and 550.163.01 is there; the"),
-            (&[(ml, "x"), (cuda, "-> /nowhere")], "libcuda.so.550.144.03 is a dangling link; the"),
-            (&[(ml, "x"), (cuda, "")], "libcuda.so.550.144.03 is empty or no file; the"),
-            (
-                &[(cuda, "x"), (new_ml, "x")],
-                "libnvidia-ml.so.550.144.03 is missing and 550.163.01 is there; the",
-            ),
-            (
-                &[(cuda, "x"), (ml, "-> gone")],
-                "incomplete: libnvidia-ml.so.550.144.03 is a dangling link; the",
-            ),
-            (
-                &[(new_cuda, "x"), (cuda, "-> /nowhere")],
-                "is a dangling link and 550.163.01 is there, libnvidia-ml",
-            ),
+        let cases: [&[(&str, &str)]; 7] = [
+            &[(ml, "x")],
+            &[(ml, "x"), (new_cuda, "x")],
+            &[(ml, "x"), (cuda, "-> /nowhere")],
+            &[(ml, "x"), (cuda, "")],
+            &[(cuda, "x"), (new_ml, "x")],
+            &[(cuda, "x"), (ml, "-> gone")],
+            &[(new_cuda, "x"), (cuda, "-> /nowhere")],
         ];
-        for (entries, part) in cases {
-            let text = text(entries).unwrap();
-            assert!(text.contains(part) && text.contains("kernel driver is 550.144.03: install"), "{text}");
-            assert_eq!(text.contains("reload the kernel module"), text.contains("is there"), "{text}");
-        }
+        insta::assert_snapshot!(cases.map(|entries| text(entries).unwrap()).join("\n"), @r"
+        the driver's libraries are incomplete: libcuda.so.550.144.03 is missing; the kernel driver is 550.144.03: install the libraries of 550.144.03 again
+        the driver's libraries are incomplete: libcuda.so.550.144.03 is missing and 550.163.01 is there; the kernel driver is 550.144.03: install the libraries of 550.144.03 again, or drain the node and reload the kernel module, or reboot
+        the driver's libraries are incomplete: libcuda.so.550.144.03 is a dangling link; the kernel driver is 550.144.03: install the libraries of 550.144.03 again
+        the driver's libraries are incomplete: libcuda.so.550.144.03 is empty or no file; the kernel driver is 550.144.03: install the libraries of 550.144.03 again
+        the driver's libraries are incomplete: libnvidia-ml.so.550.144.03 is missing and 550.163.01 is there; the kernel driver is 550.144.03: install the libraries of 550.144.03 again, or drain the node and reload the kernel module, or reboot
+        the driver's libraries are incomplete: libnvidia-ml.so.550.144.03 is a dangling link; the kernel driver is 550.144.03: install the libraries of 550.144.03 again
+        the driver's libraries are incomplete: libcuda.so.550.144.03 is a dangling link and 550.163.01 is there, libnvidia-ml.so.550.144.03 is missing; the kernel driver is 550.144.03: install the libraries of 550.144.03 again, or drain the node and reload the kernel module, or reboot
+        ");
     }
 }

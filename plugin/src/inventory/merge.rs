@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(merged.machine.paths().get(0, 2), PathClass::Sys, "found again");
         let Loss { reason, off_bus } = &merged.missing[&uuid("b")];
         assert!(off_bus);
-        assert!(reason.starts_with("GPU lost: nvmlDeviceGetHandleByIndex_v2 on GPU 1 failed"), "{reason}");
+        insta::assert_snapshot!(reason, @"GPU lost: nvmlDeviceGetHandleByIndex_v2 on GPU 1 failed: the GPU has fallen off the bus; look for an Xid in dmesg, then reboot the node or check the board's power and seating");
     }
 
     #[test]

@@ -169,6 +169,6 @@ mod tests {
         assert_eq!(all.line(|_| true), None);
         let many = (0..100).map(|at| (format!("reason {at}"), gpus(&[1]))).collect();
         let line = UnhealthyGpus { gpus: 2, by_reason: many }.line(|_| false).unwrap();
-        assert!(line.starts_with("1 of 2 GPUs") && line.ends_with("; 92 more reasons"), "{line}");
+        insta::assert_snapshot!(line, @"1 of 2 GPUs unhealthy: GPU 1: reason 0; GPU 1: reason 1; GPU 1: reason 10; GPU 1: reason 11; GPU 1: reason 12; GPU 1: reason 13; GPU 1: reason 14; GPU 1: reason 15; 92 more reasons");
     }
 }

@@ -72,17 +72,29 @@ impl Gate {
         Arc::clone(&passed)
     }
 
-    /// Waits until readiness has a degradation with these words.
-    async fn degrades(&self, words: &str) {
+    /// What containers lack on this node, once they lack something.
+    async fn lacks(&self) -> String {
         let mut changes = self.observed.changes();
-        let has = |line: &std::borrow::Cow<'_, str>| line.contains(words);
-        soon(changes.wait_for(|readiness| readiness.degraded().iter().any(has))).await.unwrap();
+        let readiness = soon(changes.wait_for(|readiness| !readiness.lacks.is_empty())).await.unwrap();
+        self.relative(&readiness.lacks.join("\n"))
+    }
+
+    /// Waits until the reason of a device is what containers lack on this node too.
+    async fn lacks_too(&self, reason: &str) {
+        let mut changes = self.observed.changes();
+        let has = |line: &String| line == reason;
+        soon(changes.wait_for(|readiness| readiness.lacks.iter().any(has))).await.unwrap();
     }
 
     async fn problem(&self) -> String {
         let mut changes = self.observed.changes();
         let readiness = soon(changes.wait_for(|readiness| readiness.cdi.is_some())).await.unwrap();
-        readiness.cdi.clone().unwrap()
+        self.relative(readiness.cdi.as_ref().unwrap())
+    }
+
+    /// A text without the path of the test's folder.
+    fn relative(&self, text: &str) -> String {
+        text.replace(self.root.path().to_str().unwrap(), "")
     }
 }
 
@@ -140,7 +152,7 @@ async fn spec_is_written_before_offer_and_removed_at_end() {
 #[tokio::test]
 async fn unresolvable_devices_are_held_back_and_not_ready() {
     let gate = Gate::start(cdi(), vec![gpu(0)], obstruct);
-    assert!(gate.problem().await.contains("k8s.device-plugin.nvidia.com-gpu.json cannot be written"));
+    insta::assert_snapshot!(gate.problem().await, @"the CDI specification /cdi/k8s.device-plugin.nvidia.com-gpu.json cannot be written: File exists (os error 17)");
     assert_eq!(gate.passed.borrow().state, State::Starting);
 }
 
@@ -153,8 +165,7 @@ async fn later_write_failure_affects_new_devices_only() {
     gate.inventory.send_replace(Arc::new(Inventory::ready(machine(4), vec![gpu(0), gpu(1)])));
     let inventory = gate.passes(|inventory| inventory.devices.len() == 2).await;
     assert!(inventory.devices[0].health.healthy);
-    let reason = inventory.devices[1].health.reason.as_deref().unwrap();
-    assert!(reason.contains("not written yet"), "{reason}");
+    insta::assert_snapshot!(gate.relative(inventory.devices[1].health.reason.as_deref().unwrap()), @"its CDI specification is not written yet");
 }
 
 /// The host is read on a thread of the runtime's pool, which has one here, and that one is busy.
@@ -215,7 +226,7 @@ async fn unknown_pcie_positions_give_no_nccl_topology() {
     let config = Config { nccl_topology: true, ..Config::default() };
     let mut gate = Gate::start(config, vec![gpu(0)], |_| {});
     gate.passes(is_ready).await;
-    gate.degrades("containers get no NCCL topology file").await;
+    insta::assert_snapshot!(gate.lacks().await, @"containers get no NCCL topology file: the PCIe position of a GPU is unknown");
     let response = gate.responder().respond(&[&gpu(0)]);
     assert!(response.mounts.is_empty() && !response.envs.contains_key("NCCL_TOPO_FILE"));
     assert_eq!(response.envs["NVIDIA_VISIBLE_DEVICES"], "GPU-0");
@@ -321,13 +332,14 @@ async fn new_slice_is_written_before_it_is_offered() {
 async fn missing_driver_files_degrade_but_devices_are_offered() {
     let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
     gate.passes(is_ready).await;
-    gate.degrades("no driver library").await;
+    insta::assert_snapshot!(gate.lacks().await, @"no driver library was found under the container driver root (--container-driver-root): containers get device nodes by CDI and no library");
 }
 
 /// Nothing loads nvidia_uvm on a host that runs CUDA in containers only.
 #[tokio::test]
 async fn missing_control_node_makes_devices_unhealthy() {
     let specs = || Config { pass_device_specs: true, ..Config::default() };
+    let mut texts = Vec::new();
     for config in [cdi(), specs()] {
         let mut gate = Gate::start(config, vec![gpu(0), gpu(1)], |root| {
             fs::remove_file(root.join("dev/nvidia-uvm")).unwrap();
@@ -336,14 +348,15 @@ async fn missing_control_node_makes_devices_unhealthy() {
         let reasons: Vec<_> =
             passed.devices.iter().filter_map(|device| device.health.reason.as_deref()).collect();
         assert_eq!(reasons.len(), 2);
-        assert!(
-            reasons[0].contains("/dev/nvidia-uvm is missing") && reasons[0].contains("modprobe"),
-            "{reasons:?}"
-        );
-        gate.degrades("modprobe nvidia_uvm").await;
+        gate.lacks_too(reasons[0]).await;
+        texts.push(gate.relative(reasons[0]));
         touch(&gate.root.path().join("dev"), "nvidia-uvm");
         gate.passes(|inventory| inventory.devices.iter().all(|device| device.health.healthy)).await;
     }
+    insta::assert_snapshot!(texts.join("\n"), @r"
+    /dev/nvidia-uvm is missing on the node, and containers cannot use CUDA; load the module (modprobe nvidia_uvm; nvidia-modprobe -u -c 0)
+    /dev/nvidia-uvm is missing on the node, and containers cannot use CUDA; load the module (modprobe nvidia_uvm; nvidia-modprobe -u -c 0)
+    ");
 }
 
 #[tokio::test]
@@ -353,12 +366,13 @@ async fn missing_node_of_one_gpu_is_its_own() {
     });
     let passed = gate.passes(is_ready).await;
     assert!(passed.devices[0].health.healthy);
-    assert!(passed.devices[1].health.reason.as_deref().unwrap().contains("/dev/nvidia1 is missing"));
+    insta::assert_snapshot!(gate.relative(passed.devices[1].health.reason.as_deref().unwrap()), @"/dev/nvidia1 is missing on the node; run nvidia-modprobe -c 1 there");
 }
 
 /// The driver's package was updated, and the kernel still runs the old module. Then it is removed.
 #[tokio::test]
 async fn replaced_driver_files_make_devices_unhealthy() {
+    let mut texts = Vec::new();
     for config in [Config::default(), cdi()] {
         let library = |version: &str| format!("driver/usr/lib64/libcuda.so.{version}");
         let put = |root: &Path, version: &str| {
@@ -372,18 +386,23 @@ async fn replaced_driver_files_make_devices_unhealthy() {
         put(gate.root.path(), "570.124.06");
         fs::remove_file(gate.root.path().join(library("570.86.15"))).unwrap();
         let passed = gate.passes(|inventory| !healthy(inventory)).await;
-        let reason = passed.devices[0].health.reason.clone().unwrap();
-        assert!(reason.contains("libraries are of 570.124.06, the kernel driver is 570.86.15"), "{reason}");
-        gate.degrades("reload the kernel module").await;
+        let reason = passed.devices[0].health.reason.as_deref().unwrap();
+        gate.lacks_too(reason).await;
+        texts.push(gate.relative(reason));
         put(gate.root.path(), "570.86.15");
         gate.passes(|inventory| healthy(inventory)).await;
         for version in ["570.124.06", "570.86.15"] {
             fs::remove_file(gate.root.path().join(library(version))).unwrap();
         }
         let passed = gate.passes(|inventory| !healthy(inventory)).await;
-        let reason = passed.devices[0].health.reason.clone().unwrap();
-        assert!(reason.contains("libraries were removed"), "{reason}");
+        texts.push(gate.relative(passed.devices[0].health.reason.as_deref().unwrap()));
     }
+    insta::assert_snapshot!(texts.join("\n"), @r"
+    the driver's libraries are of 570.124.06, the kernel driver is 570.86.15: drain the node and reload the kernel module, or reboot
+    the driver's libraries were removed, the kernel driver is 570.86.15: install the libraries of 570.86.15 again
+    the driver's libraries are of 570.124.06, the kernel driver is 570.86.15: drain the node and reload the kernel module, or reboot
+    the driver's libraries were removed, the kernel driver is 570.86.15: install the libraries of 570.86.15 again
+    ");
 }
 
 pub(super) fn with(current: &Config, config: Config) -> Arc<Config> {

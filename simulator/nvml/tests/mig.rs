@@ -465,8 +465,14 @@ fn invalid_layout_changes_nothing() {
         "A100-40GB cannot be cut into 3g.20gb, 3g.20gb, 1g.5gb"
     );
     assert_eq!(refused(&["3g.20gb@2"]), "3g.20gb may start at 0, 4, not at 2");
-    assert!(refused(&["3g.40gb"]).starts_with("A100-40GB has no profile \"3g.40gb\"; it has 1g.5gb, "));
-    assert!(refused(&["3g.20gb=x"]).contains("write a profile"));
+    assert_eq!(
+        refused(&["3g.40gb"]),
+        "A100-40GB has no profile \"3g.40gb\"; it has 1g.5gb, 1g.5gb+me, 1g.10gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb"
+    );
+    assert_eq!(
+        refused(&["3g.20gb=x"]),
+        "\"3g.20gb=x\": write a profile, with @ and the unit it starts at, with = and its compute instances, as in 3g.20gb@4=1c,2c"
+    );
     assert_eq!(raw.uuids(4), before);
     assert!(matches!(
         simulated.installed.controller.recut(8, &[]),

@@ -181,13 +181,13 @@ fn impossible_instances_are_refused() {
         refusal(vec![instance(1, 0, 1), instance(1, 1, 1)]),
         "gpus[1].mig.instances[1].id: 1 is another instance's too"
     );
-    assert!(refusal(vec![instance(1, 250, 16)]).contains("1 to 16 memory units"));
+    insta::assert_snapshot!(refusal(vec![instance(1, 250, 16)]), @"gpus[1].mig.instances[0]: must cover 1 to 16 memory units, ending at 16 at most");
     let mut twice = vec![instance(1, 0, 1), instance(2, 1, 1)];
     twice[1].compute[0].uuid = twice[0].compute[0].uuid.clone();
-    assert!(refusal(twice).contains("another MIG device"));
+    insta::assert_snapshot!(refusal(twice), @"gpus[1].mig: MIG-00000001 is the UUID of another MIG device too, in gpus[1].mig");
     let mut parts = pair(&["X PHB", "PHB X"]);
     parts.gpus[0].mig = Some(Mig { enabled: false, instances: vec![instance(1, 0, 1)] });
-    assert!(Machine::new(parts).unwrap_err().to_string().contains("while enabled is false"));
+    insta::assert_snapshot!(Machine::new(parts).unwrap_err(), @"gpus[0].mig.instances: must be empty while enabled is false");
 }
 
 /// Two GPUs of one `/dev/nvidiaN` would be one GPU to a container.
@@ -199,7 +199,7 @@ fn repeated_identifiers_are_refused_with_both_places() {
         Machine::new(parts).unwrap_err().to_string()
     };
     let minor = refused(&|gpu| gpu.minor = Some(3));
-    assert!(minor.starts_with("gpus[1].minor: is 3, the same as gpus[0].minor"), "{minor}");
+    insta::assert_snapshot!(minor, @"gpus[1].minor: is 3, the same as gpus[0].minor; each GPU has its own /dev/nvidiaN");
     let uuid = refused(&|gpu| gpu.uuid = "GPU-a".parse().ok());
     assert_eq!(uuid, "gpus[1].uuid: the same as gpus[0].uuid");
     let bus_id = refused(&|gpu| gpu.bus_id = "0000:17:00.0".parse().ok());

@@ -375,7 +375,7 @@ fn second_plugin_on_a_node_is_reported() {
     };
     let report = other(&new);
     assert_eq!(report.outcome, Outcome::Failed);
-    assert!(report.message.contains("nvidia/nvdp serves the GPUs of a"), "{}", report.message);
+    insta::assert_snapshot!(report.message, @"the DaemonSet nvidia/nvdp serves the GPUs of a, where Gantry is to run");
     value(&mut new, "nodes")[0]["metadata"]["labels"] = json!({"gantry.dev/gpu": "false"});
     assert_eq!(other(&new).outcome, Outcome::Passed);
     let mut answers = healthy();
@@ -457,13 +457,13 @@ fn configuration_is_found_or_inferred() {
     assert!(annotations.is_some());
     let report = look(&answers);
     assert_eq!(report.outcome, Outcome::Failed);
-    assert!(report.message.contains("nvidia.com/mig-1g.5gb by default/b"), "{}", report.message);
+    insta::assert_snapshot!(report.message, @"held without a grant, so bound without the extender: nvidia.com/mig-1g.5gb by default/b");
     *answers.answer("configz/kube-scheduler-x") =
         Answer::Found(json!({"kubescheduler.config.k8s.io": good_config()}));
     assert_eq!(look(&answers).outcome, Outcome::Passed);
     let text = serde_saphyr::to_string(&config(&[])).unwrap();
     *answers.answer("scheduler-map") = Answer::Found(json!({"data": {"config.yaml": text}}));
-    assert!(look(&answers).message.contains("every pod of its profile"));
+    insta::assert_snapshot!(look(&answers).message, @"kube-scheduler calls the extender for every pod of its profile");
 }
 
 /// A Secret with a certificate that ends on this day of 2026.
@@ -636,7 +636,7 @@ fn fix_is_for_the_way_of_the_installation() {
     }
     assert_eq!(fix(&answers), "kubectl apply -f manifests/guard.yaml");
     value(&mut answers, "daemonsets").as_array_mut().unwrap().clear();
-    assert!(fix(&answers).starts_with("helm upgrade --install gantry "), "{}", fix(&answers));
+    insta::assert_snapshot!(fix(&answers), @"helm upgrade --install gantry charts/gantry -n gantry-system --create-namespace --set guard.enabled=true,image.repository=REGISTRY/gantry");
 }
 
 /// Every page that a fix names has the section.

@@ -43,9 +43,7 @@ fn reservation_event_names_the_next_best_domain() {
     );
     let queued = status(GangPhase::Queued, Reason::InsufficientResources, 0);
     let binding = GangStatus { compared, ..status(GangPhase::Binding, Reason::Binding, 3) };
-    assert!(
-        note(Some(&queued), &binding).starts_with("devices are reserved in rack r7. The best of 5 racks")
-    );
+    insta::assert_snapshot!(note(Some(&queued), &binding), @"devices are reserved in rack r7. The best of 5 racks that hold the gang; next rack r3: room for 4 more members instead of 0");
     let long = GangStatus { message: "m".repeat(200), ..reserved };
     assert!(note(None, &long).len() <= gantry_api::MAX_MESSAGE);
 }

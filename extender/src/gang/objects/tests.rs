@@ -446,5 +446,6 @@ async fn where_gangs_cannot_be_made_a_decision_is_refused() {
         }
     });
     let made = requests::create(&Client::new(service, "default"), &name()).await;
-    assert!(matches!(&made, Err(Failure::Refused(why)) if why.contains("manifests/crds.yaml")), "{made:?}");
+    let Err(Failure::Refused(why)) = made else { panic!("{made:?}") };
+    insta::assert_snapshot!(why, @"the API server has no namespace ml, or no Gangs; apply manifests/crds.yaml");
 }

@@ -200,7 +200,7 @@ async fn removal_of_missing_pod_ends_and_forbidden_one_names_right() {
     stage.orders.send(Work::Evict { pods: vec!["b".into()], by }).unwrap();
     stage.until("evict", "done").await;
     let told = stage.mailbox.taken();
-    assert!(told[0].1.ends_with("manifests/extender-preempt.yaml gives that right"), "{told:?}");
+    insta::assert_snapshot!(told[0].1, @"pod b: it cannot be evicted yet: no; manifests/extender-preempt.yaml gives that right");
     // A pod that nobody knows is not asked about at all.
     let before = stage.asked().len();
     stage.orders.send(delete("nobody")).unwrap();
@@ -231,11 +231,7 @@ async fn forbidden_restart_is_reported_once_and_resumes_when_allowed() {
         let found = conditions.find(|condition| condition.type_ == "Blocked");
         found.map(|condition| condition.message)
     };
-    let said = hindered(&stage).unwrap();
-    assert!(
-        said.ends_with("it cannot be deleted: no; manifests/extender-restart.yaml gives that right"),
-        "{said}"
-    );
+    insta::assert_snapshot!(hindered(&stage).unwrap(), @"pod m-0: it cannot be deleted: no; manifests/extender-restart.yaml gives that right");
     stage.until("delete", "done").await;
     assert_eq!(hindered(&stage), None);
     tokio::time::sleep(Duration::from_secs(60)).await;

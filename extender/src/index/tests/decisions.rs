@@ -97,7 +97,7 @@ fn cordoned_gpu_is_not_chosen() {
     cluster.inventory(&node);
     let (_, refused) = filtered(&cluster, Options::default(), &request(2), &["n"]);
     assert_eq!(refused.len(), 1);
-    assert!(refused[0].contains("cordoned: the fan fails"), "{refused:?}");
+    insta::assert_snapshot!(refused[0], @"n: node(s) with 1 of 8 GPUs free, 2 asked, 1 unhealthy (GPU 0: cordoned: the fan fails)");
     let (passed, refused) = filtered(&cluster, Options::default(), &request(1), &["n"]);
     assert_eq!((passed.len(), refused.len()), (1, 0));
     cluster.inventory(&gpu_node("n", &bridged()));

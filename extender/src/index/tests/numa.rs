@@ -221,7 +221,7 @@ fn memory_of_a_group_is_given_to_the_whole_group_only() {
         node["status"]["memory"][number]["group"] = json!([0, 1]);
     }
     cluster.inventory(&node).pod(&with_memory("a", "1Gi"));
-    assert!(refusal(&cluster, "a").contains("1024 MiB of memory"), "{}", refusal(&cluster, "a"));
+    insta::assert_snapshot!(refusal(&cluster, "a"), @"node n: the Topology Manager (restricted) would refuse 1 devices with 1024 MiB of memory: 4 + 4 devices and 1024 + 4096 MiB of memory are free by NUMA node");
     cluster.inventory(&memory_node([3, 0], &[]));
     assert_eq!(numa_of(reserve(&cluster, "a")), 0);
 }

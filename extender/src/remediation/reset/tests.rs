@@ -111,8 +111,7 @@ fn group_before_ampere_waits_for_all_of_it() {
     };
     assert_eq!(of(&["GPU-a", "GPU-b"], &machine), None);
     let waits = of(&["GPU-a"], &machine).unwrap();
-    assert!(waits.starts_with("the reset waits: GPU 1 is not cordoned, and before Ampere"), "{waits}");
-    assert!(waits.ends_with("`gantry drain gpu n/1` first"), "{waits}");
+    insta::assert_snapshot!(waits, @"the reset waits: GPU 1 is not cordoned, and before Ampere the driver resets GPUs with NVLinks together; `gantry drain gpu n/1` first");
     let mut ampere = machine;
     for gpu in ampere["gpus"].as_array_mut().unwrap() {
         gpu["computeCapability"] = "8.0".into();

@@ -174,7 +174,7 @@ fn kueue_group_annotation_goes_before_the_label() {
     assert_eq!(&*pod(Some("by-label"), "", "other").unwrap().key.name, "by-label");
     assert_eq!(pod(None, "kp", "kueue.x-k8s.io/pod-group-serving"), None);
     let wrong = pod(None, "k p", "other").unwrap();
-    assert!(faults(&wrong)[0].starts_with("annotation kueue.x-k8s.io/pod-group-name: "));
+    insta::assert_snapshot!(faults(&wrong).join("\n"), @r#"annotation kueue.x-k8s.io/pod-group-name: "k p" is no name: at most 63 letters, digits, `-`, `_` and `.`, a letter or digit first and last; or at most 253 small letters, digits, `-` and `.`"#);
 }
 
 #[test]

@@ -354,7 +354,7 @@ fn second_job_with_the_name_of_a_bound_gang_gets_no_reservation() {
     assert_eq!(world.next(), None);
     let valid = world.status("a").conditions.swap_remove(0);
     assert_eq!((&*valid.type_, &*valid.status), ("Valid", "False"));
-    assert!(valid.message.contains("Job left, Job right"), "{}", valid.message);
+    insta::assert_snapshot!(valid.message, @"pods: Job left, Job right give their gangs one name, and have more than the 2 members that it takes: give each a name of its own; or, if they belong together, say how many members there may be (gantry.dev/gang-max), or minMember in the Gang");
     assert_eq!(world.waits("a2"), Reason::Invalid);
 }
 

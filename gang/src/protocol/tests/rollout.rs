@@ -44,7 +44,7 @@ fn next_revision_of_two_deployments_gets_devices_together() {
     let status = world.status("a");
     let condition = status.conditions.iter().find(|condition| condition.type_ == "Rollout").unwrap();
     assert_eq!(condition.reason, Reason::RevisionWaits.as_str());
-    assert!(condition.message.starts_with("2 members of the next revision"), "{}", condition.message);
+    insta::assert_snapshot!(condition.message, @"2 members of the next revision of a Deployment or StatefulSet wait, and get devices together; members that a rollout creates later are placed by themselves");
     // More room.
     world.room += 1;
     world.plan_from(5);

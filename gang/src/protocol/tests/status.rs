@@ -391,11 +391,8 @@ fn conditions_of_a_pod_group_are_shown_on_its_gang() {
     let status = world.status("a");
     let (holds, reason, message) = shown(&status, "PodGroupScheduled").unwrap();
     assert_eq!((holds.as_str(), reason.as_str()), ("False", "GroupNotScheduled"));
-    assert!(
-        message.ends_with("PodGroup a (scheduling.x-k8s.io): all pods should have the same priority"),
-        "{message}"
-    );
-    assert!(status.message.ends_with("all pods should have the same priority"), "{}", status.message);
+    insta::assert_snapshot!(message, @"kube-scheduler reports of PodGroup a (scheduling.x-k8s.io): all pods should have the same priority");
+    insta::assert_snapshot!(status.message, @"other gangs are planned first; kube-scheduler reports of PodGroup a (scheduling.x-k8s.io): all pods should have the same priority");
     world.group_says(group(None));
     assert_eq!(shown(&world.status("a"), "PodGroupScheduled"), None);
 }

@@ -151,7 +151,7 @@ fn condition_names_what_keeps_healthy_gpus_from_being_served() {
     let missing = ["waiting for kubelet's socket".to_owned()];
     let condition = condition(&diagnosis(&[]), &missing, None, Timestamp::UNIX_EPOCH);
     assert_eq!(condition.status, "True");
-    assert!(condition.message.unwrap().ends_with("does not serve them: waiting for kubelet's socket"));
+    insta::assert_snapshot!(condition.message.unwrap(), @"every GPU is healthy, and the plugin does not serve them: waiting for kubelet's socket");
 }
 
 /// A cordoned GPU is not unhealthy: monitors of the condition must not repair it.

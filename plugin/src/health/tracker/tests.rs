@@ -411,7 +411,7 @@ fn problem_lasts_while_gpu_reports_it() {
     let troubles = tracker.troubles([gpu("a"), gpu("b")].iter());
     assert_eq!(troubles.len(), 1);
     assert_eq!(troubles[0].cause.to_string(), "memory-repair-failed");
-    assert!(reason(&tracker, "a").unwrap().contains("replace the board"));
+    insta::assert_snapshot!(reason(&tracker, "a").unwrap(), @"memory: remapping a row failed; run NVIDIA's field diagnostics and replace the board");
     // No quarantine: nothing to store, nothing to lift.
     assert_eq!(tracker.faults("boot"), []);
     tracker.lift(|_| true);

@@ -93,7 +93,7 @@ fn pod_created_with_a_node_is_no_member() {
         (view().phase, view().reason, view().priority),
         (GangPhase::Pending, Reason::WaitingForMembers, 0)
     );
-    assert!(view().message.contains("spec.nodeName: 2"), "{}", view().message);
+    insta::assert_snapshot!(view().message, @"1 of 3 members exist; scheduled by spec.nodeName: 2; source: annotation gantry.dev/gang-min of its pods");
     // Nothing is held for them once they are gone, nor do they count when they have ended.
     for brought in &own[1..] {
         let mut ended = bound(brought.clone(), "n", 1, None);
@@ -112,7 +112,7 @@ fn bound_pod_of_another_scheduler_is_no_member() {
     cluster.pod(&pods[1]);
     let view = cluster.store.read(|index| index.gang_view("default", "a")).unwrap();
     assert_eq!((view.reason, view.priority), (Reason::WaitingForMembers, 0));
-    assert!(view.message.contains("koord-scheduler: 1"), "{}", view.message);
+    insta::assert_snapshot!(view.message, @"1 of 2 members exist; scheduled by koord-scheduler: 1; source: annotation gantry.dev/gang-min of its pods");
 }
 
 #[test]

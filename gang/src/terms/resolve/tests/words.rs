@@ -129,7 +129,7 @@ fn values_above_the_ceilings_are_lowered_and_named() {
     let object = GangSpec { arrival_seconds: Some(3600), ..GangSpec::default() };
     let (seconds, _, words) = lowered(&[stated(4)], OwnerState::NotNeeded, Some(&object));
     assert_eq!(seconds, 120);
-    assert!(words[0].starts_with("spec.arrivalSeconds of Gang train: 3600 s is above"), "{words:?}");
+    insta::assert_snapshot!(words.join("\n"), @"spec.arrivalSeconds of Gang train: 3600 s is above the operator's limit of 120 s (--gang-arrival-max); 120 s applies");
     let mut facts = facts(4, None);
     facts.options.arrival = arrival(Duration::from_secs(7200), "spec.scheduleTimeoutSeconds");
     let memberships = [of_owner(OwnerKind::CoschedulingPodGroup, Size::Undeclared)];
