@@ -30,21 +30,6 @@ struct ClassCandidates {
     /// Positions of two of them.
     first: u32,
     last: u32,
-    /// Of each of them; `None` if the pod does not fit.
-    score: Option<Score>,
-}
-
-impl ClassCandidates {
-    /// Adds a candidate, and returns its score, which `worth` works out for the first.
-    fn add(&mut self, position: u32, worth: impl FnOnce() -> Option<Score>) -> Option<Score> {
-        if self.count == 0 {
-            self.first = position;
-            self.score = worth();
-        }
-        self.count += 1;
-        self.last = position;
-        self.score
-    }
 }
 
 /// The best of `candidates`, found at `nodes` of the snapshot, for pod `uid` that asks `request`. `None` if no node with an inventory
@@ -58,45 +43,62 @@ pub fn prioritize(
     nodes: &[Option<NodeIx>],
 ) -> Option<Winner> {
     let hold = snapshot.holds.get(uid);
-    // Thousands of nodes are of few classes: scores are compared by class.
     let mut by_class = vec![ClassCandidates::default(); snapshot.classes.len()];
     let mut held = None;
-    let mut best: Option<(Score, u32, NodeIx)> = None;
     for (position, node) in known(nodes) {
-        let score = match hold.filter(|hold| hold.node == node) {
-            // On the held node the pod's own hold must not count against it.
-            Some(hold) => {
-                let score = worth(snapshot, node, request, options.policy, &hold.devices);
-                held = score.map(|_| position);
-                score
+        if hold.is_some_and(|hold| hold.node == node) {
+            held = Some((position, node));
+            continue;
+        }
+        let class = snapshot.class(node);
+        if let Some(alike) = class.and_then(|class| by_class.get_mut(class.0 as usize)) {
+            if alike.count == 0 {
+                alike.first = position;
             }
-            None => {
-                let class = snapshot.class(node).and_then(|class| by_class.get_mut(class.0 as usize));
-                class.and_then(|class| {
-                    class.add(position, || worth(snapshot, node, request, options.policy, &[]))
-                })
-            }
-        };
-        let Some(score) = score else { continue };
-        let precedes = |at: u32| candidates.name(position as usize) < candidates.name(at as usize);
-        if best.is_none_or(|(most, at, _)| score > most || (score == most && precedes(at))) {
-            best = Some((score, position, node));
+            alike.count += 1;
+            alike.last = position;
         }
     }
-    let (score, position, node) = best?;
-    let fits = by_class.iter().filter(|class| class.score.is_some());
-    let fitting = fits.map(|class| class.count).sum::<u32>() + u32::from(held.is_some());
+    // Thousands of nodes are of few classes: scores are compared by class.
+    let score_at = |position: u32, held: &[DeviceSet]| {
+        let node = (*nodes.get(position as usize)?)?;
+        worth(snapshot, node, request, options.policy, held)
+    };
+    let scores = by_class.iter().map(|alike| (alike.count > 0).then(|| score_at(alike.first, &[])).flatten());
+    let scores: Vec<Option<Score>> = scores.collect();
+    // On the held node the pod's own hold must not count against it.
+    let held = held
+        .zip(hold)
+        .and_then(|((position, node), hold)| Some((position, node, score_at(position, &hold.devices)?)));
+    let of_held = held.map(|(.., score)| score);
+    let score = scores.iter().copied().chain([of_held]).max()??;
+    let is_best: Vec<bool> = scores.iter().map(|found| *found == Some(score)).collect();
+    let mut best = held.filter(|(.., found)| *found == score).map(|(position, node, _)| (position, node));
+    for (position, node) in known(nodes) {
+        let class = snapshot.class(node).map(|class| class.0 as usize);
+        if !class.and_then(|class| is_best.get(class)).is_some_and(|best| *best)
+            || hold.is_some_and(|hold| hold.node == node)
+        {
+            continue;
+        }
+        let precedes = |at: u32| candidates.name(position as usize) < candidates.name(at as usize);
+        if best.is_none_or(|(at, _)| precedes(at)) {
+            best = Some((position, node));
+        }
+    }
+    let (position, node) = best?;
+    let fits = by_class.iter().zip(&scores).filter(|(_, score)| score.is_some());
+    let fitting = fits.map(|(alike, _)| alike.count).sum::<u32>() + u32::from(held.is_some());
     // The winner is no other.
-    if held != Some(position)
-        && let Some(class) = snapshot.class(node).and_then(|class| by_class.get_mut(class.0 as usize))
-    {
-        class.count -= 1;
-        if class.first == position {
-            class.first = class.last;
+    let class = snapshot.class(node).filter(|_| held.is_none_or(|(at, ..)| at != position));
+    if let Some(alike) = class.and_then(|class| by_class.get_mut(class.0 as usize)) {
+        alike.count -= 1;
+        if alike.first == position {
+            alike.first = alike.last;
         }
     }
     let policy = request.placement.policy.unwrap_or(options.policy);
-    let others = others(&by_class, score, policy, candidates);
+    let others = others(&by_class, &scores, score, policy, candidates);
     Some(Winner { position, node, score, compared: ComparedNodes { nodes: fitting, others } })
 }
 
@@ -107,13 +109,14 @@ fn known(nodes: &[Option<NodeIx>]) -> impl Iterator<Item = (u32, NodeIx)> {
 
 /// The best groups of alike nodes.
 fn others(
-    classes: &[ClassCandidates],
+    groups: &[ClassCandidates],
+    scores: &[Option<Score>],
     best: Score,
     policy: Policy,
     candidates: &impl Candidates,
 ) -> Vec<ComparedNode> {
-    let rest = classes.iter().filter(|class| class.count > 0);
-    let rest = rest.filter_map(|class| Some((class.score?, class.first, class.count)));
+    let rest = groups.iter().zip(scores).filter(|(group, _)| group.count > 0);
+    let rest = rest.filter_map(|(group, score)| Some(((*score)?, group.first, group.count)));
     let mut rest: Vec<(Score, u32, u32)> = rest.collect();
     let order = |a: &(Score, u32, u32), b: &(Score, u32, u32)| b.0.cmp(&a.0).then(a.1.cmp(&b.1));
     if rest.len() > Placement::MAX_OTHERS {
