@@ -240,15 +240,20 @@ async fn no_free_set_makes_the_choice_fail(subject: Plugin) -> Result<()> {
 }
 
 /// Everything that a plugin at rest asks NVML: it waits for events, and looks round every five seconds.
-const AT_REST: [&str; 12] = [
+const AT_REST: [&str; 17] = [
+    "nvmlDeviceGetClockInfo",
     "nvmlDeviceGetComputeMode",
     "nvmlDeviceGetCount_v2",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+    "nvmlDeviceGetEnforcedPowerLimit",
     "nvmlDeviceGetFieldValues",
     "nvmlDeviceGetGpuFabricInfoV",
     "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetMaxClockInfo",
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetNvLinkState",
+    "nvmlDeviceGetPowerUsage",
     "nvmlDeviceGetRemappedRows",
     "nvmlDeviceGetTotalEccErrors",
     "nvmlEventSetWait_v2",
