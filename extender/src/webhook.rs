@@ -63,7 +63,7 @@ struct WebhookServer {
 
 /// Why a request has no review.
 #[derive(Debug, thiserror::Error)]
-enum RequestError {
+enum RefusedReview {
     #[error("Content-Type must be application/json")]
     NoJson,
     #[error("body of more than {BODY} bytes")]
@@ -78,7 +78,7 @@ enum RequestError {
     Malformed(review::ReviewError),
 }
 
-impl From<BodyError> for RequestError {
+impl From<BodyError> for RefusedReview {
     fn from(error: BodyError) -> Self {
         match error {
             // The advice in its text is for kube-scheduler.
@@ -88,7 +88,7 @@ impl From<BodyError> for RequestError {
     }
 }
 
-impl RequestError {
+impl RefusedReview {
     /// The label of its metric.
     fn label(&self) -> &'static str {
         match self {
@@ -190,7 +190,7 @@ impl WebhookServer {
 
     async fn mutate(&self, request: Request) -> Response {
         let reviewed = tokio::time::timeout(self.limit, self.review(request)).await;
-        let (outcome, response) = match reviewed.unwrap_or(Err(RequestError::Slow)) {
+        let (outcome, response) = match reviewed.unwrap_or(Err(RefusedReview::Slow)) {
             Ok((outcome, response)) => (outcome, json_bytes(response.into())),
             Err(refused) => {
                 // The API server reports it only where the failure policy is Fail.
@@ -203,14 +203,14 @@ impl WebhookServer {
     }
 
     /// The outcome, and the AdmissionReview that answers the request.
-    async fn review(&self, request: Request) -> Result<(&'static str, Vec<u8>), RequestError> {
+    async fn review(&self, request: Request) -> Result<(&'static str, Vec<u8>), RefusedReview> {
         if !is_json(request.headers()) {
-            return Err(RequestError::NoJson);
+            return Err(RefusedReview::NoJson);
         }
-        let _request = self.requests.try_acquire().map_err(|_| RequestError::Crowded)?;
+        let _request = self.requests.try_acquire().map_err(|_| RefusedReview::Crowded)?;
         // Its bytes are accounted until the request ends.
         let (body, _bytes) = self.bodies.read(request).await?;
-        let review = self.assignment.review(&body).map_err(RequestError::Malformed)?;
+        let review = self.assignment.review(&body).map_err(RefusedReview::Malformed)?;
         Ok((review.outcome.label(), review.response))
     }
 }

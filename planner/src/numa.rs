@@ -62,7 +62,7 @@ pub struct Alignment {
 
 /// What a container may be given of one resource, and how much of it it asks for.
 #[derive(Debug, Clone, Copy)]
-struct ContainerRequest<'a> {
+struct ContainerDemand<'a> {
     alignment: &'a Alignment,
     available: &'a DeviceSet,
     /// Devices that finished init containers of the pod left.
@@ -243,8 +243,8 @@ impl Alignment {
     }
 
     /// What a container may be given of free devices.
-    fn of_free<'a>(&'a self, free: &'a DeviceSet, size: usize) -> ContainerRequest<'a> {
-        ContainerRequest { alignment: self, available: free, reusable: &NO_DEVICES, size }
+    fn of_free<'a>(&'a self, free: &'a DeviceSet, size: usize) -> ContainerDemand<'a> {
+        ContainerDemand { alignment: self, available: free, reusable: &NO_DEVICES, size }
     }
 
     /// Whether kubelet admits a pod with these devices of each block of `ask`, and can be steered to them.
@@ -260,12 +260,7 @@ impl Alignment {
 
     /// The nodes that kubelet aligns a container with; `None` if it refuses the container. The nodes of all resources
     /// have the same numbers.
-    fn best_hint(
-        &self,
-        wanted: &[ContainerRequest<'_>],
-        numa: &NumaState,
-        needs: NumaNeeds,
-    ) -> Option<Nodes> {
+    fn best_hint(&self, wanted: &[ContainerDemand<'_>], numa: &NumaState, needs: NumaNeeds) -> Option<Nodes> {
         let NumaNeeds { cpus, memory } = needs;
         // What a container does not request has no hints.
         let wanted: Vec<Counts> = wanted.iter().filter(|wanted| wanted.size > 0).map(Counts::of).collect();
@@ -412,7 +407,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn of(wanted: &ContainerRequest<'_>) -> Self {
+    fn of(wanted: &ContainerDemand<'_>) -> Self {
         let alignment = wanted.alignment;
         Self {
             all: alignment.count(0..alignment.node_of.len()),

@@ -175,7 +175,7 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
         Configs::Folder(path) => Some(PathChanges::new(path.clone())),
         Configs::ConfigMap { .. } => None,
     };
-    let mut seen = Watches::of(of);
+    let mut seen = ConfigWatches::of(of);
     loop {
         if let Some(changes) = &mut folder {
             changes.arm();
@@ -214,7 +214,7 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
 }
 
 /// The state of both watches, and the last sighting sent.
-struct Watches<'o> {
+struct ConfigWatches<'o> {
     of: &'o PerNode,
     label: ObjectState<Option<String>>,
     configs: ObjectState<Texts>,
@@ -223,7 +223,7 @@ struct Watches<'o> {
     failing: String,
 }
 
-impl<'o> Watches<'o> {
+impl<'o> ConfigWatches<'o> {
     fn of(of: &'o PerNode) -> Self {
         Self {
             of,

@@ -76,13 +76,13 @@ impl HolderGroup {
                 Some(gang) => drop(members.entry(gang).or_default()),
                 None => {
                     let pods: Vec<HolderPod> =
-                        facts.pods.get(uid).and_then(|pod| occupant(pod)).into_iter().collect();
+                        facts.pods.get(uid).and_then(|pod| holder(pod)).into_iter().collect();
                     all.push(HolderGroup { gang: None, pods });
                 }
             }
         }
         let bound = facts.pods.iter().filter(|pod| pod.is_live());
-        for (gang, pod) in bound.filter_map(|pod| Some((gangs.goes_with(&pod.uid)?, occupant(pod)?))) {
+        for (gang, pod) in bound.filter_map(|pod| Some((gangs.goes_with(&pod.uid)?, holder(pod)?))) {
             if let Some(pods) = members.get_mut(gang) {
                 pods.push(pod);
             }
@@ -98,7 +98,7 @@ impl HolderGroup {
 }
 
 /// The pod, if it is bound.
-fn occupant(pod: &PodFacts) -> Option<HolderPod> {
+fn holder(pod: &PodFacts) -> Option<HolderPod> {
     Some(HolderPod {
         namespace: Arc::clone(&pod.namespace),
         name: Arc::clone(&pod.name),

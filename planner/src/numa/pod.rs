@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use gantry_api::TopologyManagerScope;
 
 use super::{
-    Admission, Alignment, ContainerRequest, MAX_NODES, NO_DEVICES, Nodes, NumaNode, NumaState, named,
+    Admission, Alignment, ContainerDemand, MAX_NODES, NO_DEVICES, Nodes, NumaNode, NumaState, named,
 };
 use crate::devices::DeviceSet;
 use crate::request::{Ask, ContainerAsk, ContainerKind, NumaDemand, NumaNeeds};
@@ -162,7 +162,7 @@ impl<'a> PodAlignment<'a> {
         needs: NumaNeeds,
     ) -> Option<Nodes> {
         let each = self.resources.iter().zip(left).zip(sizes);
-        let wanted = each.map(|(((alignment, _), (available, reusable)), size)| ContainerRequest {
+        let wanted = each.map(|(((alignment, _), (available, reusable)), size)| ContainerDemand {
             alignment,
             available,
             reusable,

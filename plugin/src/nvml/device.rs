@@ -10,7 +10,7 @@ use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper_sys::bindings as sys;
 use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 
-use super::{Code, Mig, Nvml, NvmlError, Telemetry};
+use super::{Code, MigControl, Nvml, NvmlError, Telemetry};
 
 /// Name and function pointer of a raw call, or the error that the library lacks it.
 macro_rules! symbol {
@@ -243,8 +243,8 @@ impl<'nvml> Device<'nvml> {
     }
 
     /// The MIG layout of this GPU.
-    pub const fn mig(self) -> Mig<'nvml> {
-        Mig(self)
+    pub const fn mig(self) -> MigControl<'nvml> {
+        MigControl(self)
     }
 
     /// NVML's index.

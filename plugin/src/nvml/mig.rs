@@ -52,9 +52,9 @@ pub struct MigDevice<'nvml>(pub(super) Device<'nvml>);
 
 /// The MIG layout of one GPU.
 #[derive(Clone, Copy)]
-pub struct Mig<'nvml>(pub(super) Device<'nvml>);
+pub struct MigControl<'nvml>(pub(super) Device<'nvml>);
 
-impl<'nvml> Mig<'nvml> {
+impl<'nvml> MigControl<'nvml> {
     /// MIG mode. GPUs without MIG return `NotSupported`.
     pub fn mode(&self) -> Result<MigMode, NvmlError> {
         let mode = self.0.call("nvmlDeviceGetMigMode", |device| device.mig_mode())?;

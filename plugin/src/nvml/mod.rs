@@ -28,7 +28,7 @@ pub use device::{RecoveryAction, RemappedRows};
 pub use error::{Code, NvmlError};
 pub use events::{Event, EventKind, EventSet};
 pub use instances::{ComputeInstance, GpuInstance};
-pub use mig::{InstanceInfo, Mig, MigDevice, MigIds, MigMode, Placement};
+pub use mig::{InstanceInfo, MigControl, MigDevice, MigIds, MigMode, Placement};
 pub use telemetry::{EccSpan, FieldValue, MemoryUse, ProfileSample, ProfilingMetric, Telemetry};
 pub use trace::{CallTrace, TracedCall};
 

@@ -91,7 +91,7 @@ pub(super) fn plain_remainder(gpus: usize, best: &[Vec<u32>]) -> Vec<u64> {
 }
 
 /// The terms of a key that belong to a set alone and mean the same for every purpose, larger is better, by bit mask.
-pub(super) struct SetTerms {
+pub(super) struct KeyTerms {
     /// Islands that are whole in the set; those of a set and its remainder are added.
     pub(super) islands: Vec<u32>,
     /// R of the set when it is what remains.
@@ -114,7 +114,7 @@ pub(super) struct Terms {
 /// sets ascending, then sizes. One such list for each purpose.
 pub(super) fn best_subsets<const PURPOSES: usize>(
     gpus: usize,
-    shared: &SetTerms,
+    shared: &KeyTerms,
     terms: &[Terms; PURPOSES],
 ) -> [Vec<u16>; PURPOSES] {
     let by_size: Vec<Vec<u32>> =
@@ -217,7 +217,7 @@ fn width(ranks: &[u32]) -> u32 {
 
 fn fill<K: Key, const PURPOSES: usize>(
     layout: &Layout,
-    shared: &SetTerms,
+    shared: &KeyTerms,
     remainder: &[u32],
     ranked: &[TermRanks; PURPOSES],
 ) -> [Vec<u16>; PURPOSES] {

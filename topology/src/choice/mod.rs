@@ -178,7 +178,7 @@ impl Table {
             let sets = (0u32..).zip(&sets.ring);
             sets.map(|(bits, _)| term(GpuSet::from_bits(bits))).collect()
         };
-        let shared = fill::SetTerms {
+        let shared = fill::KeyTerms {
             islands: of_every_set(&|set| self.surroundings.islands(set)),
             remainder: sets.churned.iter().map(|r| u64::from(*r)).collect(),
             together: of_every_set(&|set| self.surroundings.together(set)),

@@ -30,13 +30,13 @@ pub(super) struct OwnerTable {
 #[derive(Debug, Default)]
 struct Owner {
     parts: BTreeSet<Arc<str>>,
-    known: OwnerState,
+    known: LookupState,
     /// The last update has its facts, and does not report it missing.
     read: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum OwnerState {
+enum LookupState {
     /// Nothing since it was first wanted, or since the last list began.
     #[default]
     Nothing,
@@ -94,7 +94,7 @@ impl OwnerTable {
             let absent = kind.state == State::Absent;
             let owner = self.owners.entry(place.clone()).or_default();
             // Its facts were published and then dropped, because no gang needed them for a moment.
-            let forgotten = unread && owner.known == OwnerState::Published;
+            let forgotten = unread && owner.known == LookupState::Published;
             if owner.parts == parts && !forgotten {
                 continue;
             }
@@ -103,8 +103,8 @@ impl OwnerTable {
             owner.parts = parts;
             if absent {
                 owner.publish(&place, None, &mut updates);
-            } else if new && owner.known == OwnerState::Published {
-                owner.known = OwnerState::Nothing;
+            } else if new && owner.known == LookupState::Published {
+                owner.known = LookupState::Nothing;
             }
         }
         for (kind, state) in &mut self.kinds {
@@ -123,12 +123,12 @@ impl OwnerTable {
         for (place, owner) in &mut self.owners {
             let live = self.kinds.get(&place.0).is_some_and(|kind| kind.state == State::Live);
             let due = match owner.known {
-                OwnerState::Nothing => true,
-                OwnerState::Failed(until) => now >= until,
-                OwnerState::Requested | OwnerState::Published => false,
+                LookupState::Nothing => true,
+                LookupState::Failed(until) => now >= until,
+                LookupState::Requested | LookupState::Published => false,
             };
             if live && due {
-                owner.known = OwnerState::Requested;
+                owner.known = LookupState::Requested;
                 places.push(place.clone());
             }
         }
@@ -143,10 +143,11 @@ impl OwnerTable {
         object: Result<Option<Value>, ()>,
     ) -> Updates {
         let mut updates = Updates::new();
-        if let Some(owner) = self.owners.get_mut(place).filter(|owner| owner.known == OwnerState::Requested) {
+        if let Some(owner) = self.owners.get_mut(place).filter(|owner| owner.known == LookupState::Requested)
+        {
             match object {
                 Ok(object) => owner.publish(place, object.as_ref(), &mut updates),
-                Err(()) => owner.known = OwnerState::Failed(now + AGAIN),
+                Err(()) => owner.known = LookupState::Failed(now + AGAIN),
             }
         }
         updates
@@ -173,7 +174,7 @@ impl OwnerTable {
     /// A list begins. Owners that it does not contain are read afterwards.
     pub(super) fn list_begins(&mut self, kind: OwnerKind) {
         for (_, owner) in self.owners.iter_mut().filter(|(place, _)| place.0 == kind) {
-            owner.known = OwnerState::Nothing;
+            owner.known = LookupState::Nothing;
         }
     }
 
@@ -203,7 +204,7 @@ impl OwnerTable {
 
 impl Owner {
     fn publish(&mut self, (kind, namespace, name): &OwnerKey, object: Option<&Value>, updates: &mut Updates) {
-        self.known = OwnerState::Published;
+        self.known = LookupState::Published;
         self.read = object.is_some();
         for part in &self.parts {
             let owner = OwnerRef {

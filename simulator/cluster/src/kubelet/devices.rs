@@ -46,7 +46,7 @@ pub(super) enum Role {
 
 /// A container that wants devices.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ContainerRequest<'a> {
+pub(super) struct DeviceDemand<'a> {
     pub(super) uid: &'a str,
     pub(super) container: &'a str,
     pub(super) role: Role,
@@ -138,7 +138,7 @@ impl Devices {
     ///
     /// # Errors
     /// [`Shortage`] fails the pod.
-    pub(super) fn offer(&self, want: ContainerRequest<'_>) -> Result<Offer, Shortage> {
+    pub(super) fn offer(&self, want: DeviceDemand<'_>) -> Result<Offer, Shortage> {
         let none = BTreeSet::new();
         let reusable =
             self.pods.get(want.uid).and_then(|pod| pod.reusable.get(want.resource)).unwrap_or(&none);
@@ -193,7 +193,7 @@ impl Devices {
     }
 
     /// Notes that a container holds `ids`.
-    pub(super) fn take(&mut self, want: ContainerRequest<'_>, ids: &BTreeSet<String>) {
+    pub(super) fn take(&mut self, want: DeviceDemand<'_>, ids: &BTreeSet<String>) {
         let pod = self.pods.entry(want.uid.to_owned()).or_default();
         let reusable = pod.reusable.entry(want.resource.to_owned()).or_default();
         match want.role {
@@ -234,13 +234,8 @@ mod tests {
         devices
     }
 
-    fn want(
-        uid: &'static str,
-        container: &'static str,
-        role: Role,
-        count: usize,
-    ) -> ContainerRequest<'static> {
-        ContainerRequest { uid, container, role, resource: GPU, count }
+    fn want(uid: &'static str, container: &'static str, role: Role, count: usize) -> DeviceDemand<'static> {
+        DeviceDemand { uid, container, role, resource: GPU, count }
     }
 
     fn choice(offer: Offer) -> (BTreeSet<String>, BTreeSet<String>) {

@@ -20,7 +20,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::containers::{Cgroup, MOMENT, OUTLIVE, Process, RUN_FOR, Stage, duration, status};
-use super::devices::{ContainerRequest, Devices, Offer, Role};
+use super::devices::{DeviceDemand, Devices, Offer, Role};
 use super::plugins::{Plugin, Plugins};
 
 /// Why a pod is not admitted: `reason` and `message` of its status.
@@ -43,7 +43,7 @@ pub(super) async fn admit(plugins: &Plugins, pod: &Pod) -> Result<Vec<Process>, 
         let mut process = Process::new(&container.name, role);
         for (resource, count) in extended_requests(container) {
             let want =
-                ContainerRequest { uid: &uid, container: &container.name, role, resource: &resource, count };
+                DeviceDemand { uid: &uid, container: &container.name, role, resource: &resource, count };
             let (ids, answer) = allocate(plugins, want).await?;
             process.receive(&resource, ids, answer);
         }
@@ -76,7 +76,7 @@ fn extended_requests(container: &Container) -> Vec<(String, usize)> {
 
 async fn allocate(
     plugins: &Plugins,
-    want: ContainerRequest<'_>,
+    want: DeviceDemand<'_>,
 ) -> Result<(BTreeSet<String>, ContainerAllocateResponse), Refusal> {
     if !plugins.with_devices(|devices| devices.serves(want.resource)) {
         return Err(Refusal {
